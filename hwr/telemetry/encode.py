@@ -1,0 +1,56 @@
+"""A record as one line of a journal, and back.
+
+Owns the line format and its limits. Promises at most 64 KiB a line (checkpoints are exempt) with cuts said in `attrs.cut`,
+and a reader that turns anything else into None instead of a raise. Refuses to guess at a partial line.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+SCHEMA_VERSION: Final = 1
+MAX_LINE_BYTES: Final = 64 << 10
+_KEPT_ITEMS: Final = 20
+_KEPT_CHARACTERS: Final = 1000
+
+
+def encode(record: dict[str, Any], *, capped: bool = True) -> bytes:
+    """Return the line of a record, newline included."""
+    line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    if len(line) <= MAX_LINE_BYTES or not capped:
+        return line
+    return orjson.dumps({**record, "attrs": _shortened(record["attrs"])}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a line, or None for one that is not a record of ours."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if type(record) is not dict or type(record.get("event")) is not str or type(record.get("attrs")) is not dict:
+        return None
+    return record if type(record.get("mono_ns")) is int and type(record.get("seq")) is int else None
+
+
+def _shortened(attrs: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    cut: dict[str, int] = {}
+    for key, value in attrs.items():
+        if isinstance(value, list) and len(value) > _KEPT_ITEMS:
+            kept[key], cut[key] = value[:_KEPT_ITEMS], len(value)
+        elif isinstance(value, dict) and len(value) > _KEPT_ITEMS:
+            kept[key], cut[key] = dict(list(value.items())[:_KEPT_ITEMS]), len(value)
+        elif isinstance(value, str) and len(value) > _KEPT_CHARACTERS:
+            kept[key], cut[key] = value[:_KEPT_CHARACTERS] + "…", len(value)
+        else:
+            kept[key] = value
+    kept["cut"] = cut
+    if len(orjson.dumps(kept)) < MAX_LINE_BYTES - 4096:
+        return kept
+    # Nested lists can still be too long: keep what is short, and say that everything else went.
+    small = {key: value for key, value in kept.items() if len(orjson.dumps(value)) <= 2048}
+    small["cut"] = {key: len(orjson.dumps(value)) for key, value in attrs.items() if key not in small} | cut
+    return small if len(orjson.dumps(small)) < MAX_LINE_BYTES - 4096 else {"cut": {"attrs": len(attrs)}}

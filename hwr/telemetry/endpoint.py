@@ -1,0 +1,91 @@
+"""`/metrics` of one process.
+
+Owns a small threaded HTTP server that answers `/metrics` and nothing else, on loopback unless told otherwise.
+Promises that a taken port never stops a load: the answer is `Unavailable`, an event and a warning.
+Refuses to export anybody else's metrics: the registry holds this process's collector only.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from hwr.errors import Unavailable, errno_text
+from hwr.telemetry.collector import worker_collector
+from hwr.telemetry.events import EndpointFailed, EndpointOpened
+from hwr.telemetry.process import emit, ensure_configured
+
+
+class MetricsServer:
+    """A running `/metrics`; close it, or let it end with the process."""
+
+    def __init__(self, server: WSGIServer, address: str) -> None:
+        self._server = server
+        self.address = address
+        self.port = int(server.server_port)
+        self._thread = threading.Thread(target=server.serve_forever, name="hwr-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}/metrics"
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve_metrics(port: int, addr: str = "127.0.0.1") -> MetricsServer | Unavailable:
+    """Serve this process's metrics at `http://addr:port/metrics`; port 0 takes a free one.
+
+    A taken port or an unusable address is no error of the load: the result is falsy and says why.
+    """
+    ensure_configured()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(worker_collector())
+    try:
+        server = make_server(addr, port, _only_metrics(make_wsgi_app(registry)), _server_class(addr), handler_class=_Quiet)
+    except (OSError, OverflowError) as error:
+        problem = errno_text(error) if isinstance(error, OSError) else str(error)
+        emit(EndpointFailed(address=addr, port=port, problem=problem))
+        return Unavailable(problem)
+    running = MetricsServer(server, addr)
+    emit(EndpointOpened(address=addr, port=running.port))
+    return running
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write no access log: the host's stderr is not ours."""
+
+
+def _server_class(address: str) -> type[WSGIServer]:
+    return _Server6 if ":" in address else _Server
+
+
+def _only_metrics(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    def wrapped(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/metrics":
+            start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+            return [b"Only /metrics is served here.\n"]
+        return app(environ, start_response)
+
+    return wrapped

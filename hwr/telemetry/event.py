@@ -1,0 +1,103 @@
+"""What an event is, and how one becomes a JSON object.
+
+Owns the base classes of the closed set in `events.py` and the conversion to `attrs`, escaping included.
+Promises that no control character, lone surrogate, NaN or infinity leaves this module (invariant J4).
+Refuses anything that is not declared: an event class lists its fields, and nothing else is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hwr.outcomes import Operation, Outcome, Severity
+from hwr.units import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened. Subclasses set NAME, `hwr.<room>.<noun>.<verb>`; it never has a dynamic part."""
+
+    NAME: ClassVar[str] = ""
+    SEV: ClassVar[Severity] = Severity.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin(Event):
+    """Written before something slow, fallible or blocking.
+
+    OPERATION is what the operator calls it, None for a mere bracket; END is the class of the event that closes it.
+    A field `deadline_seconds` (counted from this event) is known to the fold.
+    """
+
+    OPERATION: ClassVar[Operation | None] = None
+    END: ClassVar[type[End]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Event):
+    """Written meanwhile, at most a few times a second; carries the `op` of its begin event."""
+
+    SEV: ClassVar[Severity] = Severity.DEBUG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End(Event):
+    """Written after it. `seconds` is measured on CLOCK_BOOTTIME; every other field may be absent, since a failure comes early."""
+
+    outcome: Outcome = Outcome.OK
+    seconds: float = 0.0
+    error_code: str | None = None
+    error_reason: str | None = None
+
+
+# Dots are OpenTelemetry's habit for these two; a dataclass field cannot have one.
+_DOTTED = {"error_code": "error.code", "error_reason": "error.reason"}
+
+
+# Integers beyond 64 bits have no place in JSON; nothing of ours is that large, a foreign header or LFS pointer may be.
+_INT_LIMIT = 1 << 63
+
+
+def json_key(field: str) -> str:
+    """Return the key under which a field is written."""
+    return _DOTTED.get(field, field)
+
+
+def field_keys(kind: type[Event]) -> tuple[tuple[str, str], ...]:
+    """Return (field, JSON key) of an event class, in order of declaration."""
+    if kind.NAME not in _field_keys:
+        _field_keys[kind.NAME] = tuple((field.name, json_key(field.name)) for field in dataclasses.fields(kind))
+    return _field_keys[kind.NAME]
+
+
+_field_keys: dict[str, tuple[tuple[str, str], ...]] = {}
+
+
+def attributes(event: Event) -> dict[str, Any]:
+    """Convert an event to its `attrs`; what is None is absent."""
+    attrs: dict[str, Any] = {}
+    for field, key in field_keys(type(event)):
+        value = getattr(event, field)
+        if value is None:
+            continue
+        kind = type(value)
+        plain = kind is float or kind is bool or (kind is int and -_INT_LIMIT <= value < _INT_LIMIT)
+        attrs[key] = value if plain else clean(value)
+    return attrs
+
+
+def clean(value: Any) -> Any:
+    """Make a value safe for JSON: text printable, containers plain; a float that is no number becomes null in orjson."""
+    if isinstance(value, str):
+        return printable(str(value))
+    if isinstance(value, dict):
+        return {printable(str(key)): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [clean(item) for item in value]
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return value if -_INT_LIMIT <= value < _INT_LIMIT else float(value) if abs(value) < 1 << 1023 else None
+    return printable(str(value))
