@@ -346,7 +346,6 @@ class PublicationEnded(End):
     tensors: int | None = None
     zero_byte_tensors: int | None = None
     filler_tensors: int | None = None
-    realigned_tensors: int | None = None
     content_digest: str | None = None
 
 

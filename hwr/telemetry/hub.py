@@ -221,7 +221,8 @@ class Span:
         if error is not None:
             facts.update(_failure(error))
         end: type[End] = self._begin.END
-        self._hub.emit(end(seconds=self.seconds, **facts), op=self._op)
+        facts.setdefault("seconds", self.seconds)
+        self._hub.emit(end(**facts), op=self._op)
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -1,0 +1,366 @@
+"""The writer of payload files.
+
+Owns the placement of tensors in files, the safetensors header, and the one pass that writes, hashes and flushes.
+Promises files that stock safetensors opens (no holes), data that starts on a page, tensors aligned to their dtype and large ones to
+64 bytes (W1), digests of every unit computed while writing (W2), and a few blocks of memory whatever the size (W3).
+Refuses names that the format reserves, before a byte is written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from blake3 import blake3
+
+from hwr import digest
+from hwr.errors import ProducerFailed, ProducerUnsupported
+from hwr.outcomes import PublicationStage, TensorKind
+from hwr.store.layout import PAYLOAD_SUFFIX
+from hwr.store.manifest import METADATA_KEY, PAD_PREFIX, FileEntry, Filler, TensorEntry, contiguous_stride
+from hwr.telemetry import span
+from hwr.telemetry.events import PublicationStageBegun
+from hwr.units import GIB, MIB
+
+PAGE_BYTES: Final = 4096
+LARGE_ALIGNMENT: Final = 64  # a cache line, and what vector loads want
+LARGE_BYTES: Final = 4096
+# Files are pinned, hashed and flushed one by one: several of this size overlap better than one of 60 GiB.
+FILE_BYTES: Final = 8 * GIB
+FLUSH_BYTES: Final = 64 * MIB
+MAX_HEADER_BYTES: Final = 100_000_000
+# Bits per element, of every dtype that the format has.
+DTYPE_BITS: Final = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+
+
+class TensorSource(Protocol):
+    """One final tensor that a producer can stream: its bytes in C order, in blocks, once."""
+
+    @property
+    def name(self) -> str:
+        """The name under which it is restored."""
+
+    @property
+    def kind(self) -> TensorKind:
+        """What it is to its module."""
+
+    @property
+    def dtype(self) -> str:
+        """A dtype word of the safetensors format."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its dimensions."""
+
+    def blocks(self) -> Iterator[memoryview]:
+        """Yield its bytes; a block may be reused once the next but one was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor or, with no source, a filler, at its place in a file's data section."""
+
+    name: str
+    offset: int
+    nbytes: int
+    source: TensorSource | None
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """One payload file before it is written: its header and what follows."""
+
+    name: str
+    header: bytes
+    placed: tuple[Placed, ...]
+    data_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return len(self.header) + self.data_bytes
+
+
+def tensor_bytes(source: TensorSource) -> int:
+    """Return the size of a tensor.
+
+    Raises:
+        ProducerUnsupported: its dtype is not one of whole bytes.
+    """
+    bits = DTYPE_BITS.get(source.dtype)
+    if bits is None:
+        raise ProducerUnsupported(
+            reason="dtype",
+            what=f"tensor {source.name!r}",
+            problem=f"the format has no dtype {source.dtype}",
+            remedy="Cast it in the layout plan.",
+        )
+    return math.prod(source.shape) * bits // 8
+
+
+def plan_files(sources: Sequence[TensorSource], *, file_bytes: int = FILE_BYTES) -> tuple[FilePlan, ...]:
+    """Place tensors in files; an artifact without tensors is one empty file.
+
+    Raises:
+        ProducerUnsupported: a name that the format reserves, twice the same name, or a dtype that it does not have.
+    """
+    _check_names(sources)
+    groups: list[list[tuple[TensorSource, int]]] = [[]]
+    held = 0
+    for source in sorted(sources, key=_order):
+        nbytes = tensor_bytes(source)
+        if groups[-1] and held + nbytes > file_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append((source, nbytes))
+        held += nbytes
+    return tuple(_plan_file(f"model-{number:05d}-of-{len(groups):05d}{PAYLOAD_SUFFIX}", group) for number, group in enumerate(groups, 1))
+
+
+class PayloadWriter:
+    """Write planned files into a directory. One at a time, from one thread, with a second one that hashes."""
+
+    def __init__(self, directory: Path, key: str, progress: Callable[[int], None]) -> None:
+        self._directory, self._key, self._progress = directory, key, progress
+        self.done_bytes = 0
+
+    def write(self, plan: FilePlan) -> tuple[FileEntry, list[TensorEntry]]:
+        """Write, hash and make durable one file.
+
+        Raises:
+            OSError: from the filesystem, ENOSPC among them.
+            ProducerFailed: a producer gave more or fewer bytes than it declared.
+        """
+        path = self._directory / plan.name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with span(PublicationStageBegun(stage=PublicationStage.ALLOCATE), stage=PublicationStage.ALLOCATE, bytes=plan.size):
+                _allocate(fd, plan.size)
+            written = self._stream(fd, plan)
+            with span(PublicationStageBegun(stage=PublicationStage.FSYNC), stage=PublicationStage.FSYNC, bytes=plan.size):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        return written
+
+    def _stream(self, fd: int, plan: FilePlan) -> tuple[FileEntry, list[TensorEntry]]:
+        with span(PublicationStageBegun(stage=PublicationStage.HASH), stage=PublicationStage.HASH) as hashing:
+            hasher = _HashThread()
+            try:
+                with span(PublicationStageBegun(stage=PublicationStage.WRITE), stage=PublicationStage.WRITE, bytes=plan.size):
+                    self._write_and_hash(fd, plan, hasher)
+            finally:
+                units = hasher.finish()
+            # The thread hashed beside the write stage: its own seconds, not those of waiting for it.
+            hashing.add(bytes=hasher.bytes, seconds=hasher.busy_seconds)
+        return _entries(plan, units)
+
+    def _write_and_hash(self, fd: int, plan: FilePlan, hasher: _HashThread) -> None:
+        _write_all(fd, memoryview(plan.header), 0)
+        flushed = 0
+        for placed in plan.placed:
+            at = len(plan.header) + placed.offset
+            for block in self._blocks(placed):
+                hasher.put(placed.name, block)
+                _write_all(fd, block, at)
+                at += len(block)
+                self.done_bytes += len(block)
+                if at - flushed >= FLUSH_BYTES:
+                    _start_writeback(fd, flushed, at - flushed)
+                    flushed = at
+                    self._progress(self.done_bytes)
+        self._progress(self.done_bytes)
+
+    def _blocks(self, placed: Placed) -> Iterator[memoryview]:
+        if placed.source is None:
+            yield memoryview(bytes(placed.nbytes))
+            return
+        given = 0
+        for block in placed.source.blocks():
+            flat = block.cast("B") if block.format != "B" or block.ndim != 1 else block
+            given += len(flat)
+            if given > placed.nbytes:
+                break
+            if len(flat):
+                yield flat
+        if given != placed.nbytes:
+            raise ProducerFailed(
+                reason="coverage",
+                key=self._key,
+                problem=f"tensor {placed.name!r} gave {'more than ' if given > placed.nbytes else ''}{min(given, placed.nbytes)} of {placed.nbytes} bytes",
+                remedy="This is a fault of the producer: report it with the layout plan.",
+            )
+
+
+class _HashThread:
+    """Hash blocks in order, one unit after another, beside the writer; at most two blocks wait."""
+
+    def __init__(self) -> None:
+        self.units: dict[str, list[str]] = {}
+        self.bytes = 0
+        self.busy_seconds = 0.0
+        self._error: BaseException | None = None
+        self._queue: queue.Queue[tuple[str, memoryview] | None] = queue.Queue(maxsize=1)
+        self._thread = threading.Thread(target=self._run, name="hwr-hash", daemon=True)
+        self._thread.start()
+
+    def put(self, name: str, block: memoryview) -> None:
+        self._queue.put((name, block))
+
+    def finish(self) -> dict[str, list[str]]:
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self.units
+
+    def _run(self) -> None:
+        name: str | None = None
+        hasher, filled = blake3(), 0
+        while (item := self._queue.get()) is not None:
+            if self._error is not None:
+                continue
+            begun = time.perf_counter()
+            try:
+                if item[0] != name:
+                    if filled and name is not None:
+                        self.units[name].append(hasher.hexdigest())
+                    name, hasher, filled = item[0], blake3(), 0
+                    self.units[name] = []
+                rest = item[1]
+                while len(rest):
+                    part = rest[: digest.UNIT_BYTES - filled]
+                    hasher.update(part)
+                    filled += len(part)
+                    rest = rest[len(part) :]
+                    if filled == digest.UNIT_BYTES:
+                        self.units[name].append(hasher.hexdigest())
+                        hasher, filled = blake3(), 0
+                self.bytes += len(item[1])
+            except Exception as error:  # noqa: BLE001  (carried to the writer's thread, which raises it)
+                self._error = error
+            self.busy_seconds += time.perf_counter() - begun
+        if filled and name is not None:
+            self.units[name].append(hasher.hexdigest())
+
+
+def _order(source: TensorSource) -> tuple[int, int, str]:
+    """Sort so that alignment comes by itself: whole cache lines first, then by falling size of an element."""
+    nbytes = tensor_bytes(source)
+    return (0, 0, source.name) if nbytes % LARGE_ALIGNMENT == 0 else (1, -DTYPE_BITS[source.dtype], source.name)
+
+
+def _plan_file(name: str, group: Sequence[tuple[TensorSource, int]]) -> FilePlan:
+    placed: list[Placed] = []
+    header: dict[str, Any] = {METADATA_KEY: {"format": "pt"}}
+    at = 0
+    for source, nbytes in group:
+        alignment = LARGE_ALIGNMENT if nbytes >= LARGE_BYTES else max(1, DTYPE_BITS[source.dtype] // 8)
+        gap = -at % alignment if nbytes else 0
+        if gap:
+            filler = f"{PAD_PREFIX}_{len(placed):06d}"
+            header[filler] = {"dtype": "U8", "shape": [gap], "data_offsets": [at, at + gap]}
+            placed.append(Placed(filler, at, gap, None))
+            at += gap
+        header[source.name] = {"dtype": source.dtype, "shape": list(source.shape), "data_offsets": [at, at + nbytes]}
+        placed.append(Placed(source.name, at, nbytes, source))
+        at += nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-(8 + len(text)) % PAGE_BYTES)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ProducerUnsupported(
+            reason="header", what="this artifact", problem=f"{len(group)} tensors need a header of {len(text)} bytes", remedy="Publish fewer tensors."
+        )
+    return FilePlan(name=name, header=len(text).to_bytes(8, "little") + text, placed=tuple(placed), data_bytes=at)
+
+
+def _entries(plan: FilePlan, units: dict[str, list[str]]) -> tuple[FileEntry, list[TensorEntry]]:
+    start = len(plan.header)
+    tensors = [
+        TensorEntry(
+            name=one.name,
+            kind=one.source.kind,
+            dtype=one.source.dtype,
+            shape=tuple(one.source.shape),
+            stride=contiguous_stride(tuple(one.source.shape)),
+            file=plan.name,
+            offset=start + one.offset,
+            nbytes=one.nbytes,
+            units=tuple(units.get(one.name, ())),
+            digest=digest.of_units(units.get(one.name, ())),
+        )
+        for one in plan.placed
+        if one.source is not None
+    ]
+    fillers = tuple(Filler(start + one.offset, one.nbytes, units[one.name][0]) for one in plan.placed if one.source is None)
+    return FileEntry(plan.name, plan.size, start, digest.of_bytes(plan.header), fillers), tensors
+
+
+def _check_names(sources: Sequence[TensorSource]) -> None:
+    seen: set[str] = set()
+    for source in sources:
+        problem = None
+        if source.name == METADATA_KEY or source.name.startswith(PAD_PREFIX):
+            problem = "the name is reserved"
+        elif source.name in seen:
+            problem = "the name is used twice"
+        elif not source.name.isascii() and "\ufffd" in source.name.encode("utf-8", "replace").decode("utf-8"):
+            problem = "the name is not valid text"
+        if problem:
+            raise ProducerUnsupported(reason="name", what=f"tensor {source.name!r}", problem=problem, remedy="Rename it in the layout plan.")
+        seen.add(source.name)
+
+
+def _allocate(fd: int, size: int) -> None:
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        os.ftruncate(fd, size)
+
+
+def _write_all(fd: int, block: memoryview, offset: int) -> None:
+    while len(block):
+        done = os.pwrite(fd, block, offset)
+        block, offset = block[done:], offset + done
+
+
+_SYNC_FILE_RANGE_WRITE: Final = 2  # sync_file_range(2): start writing dirty pages, do not wait
+
+
+def _start_writeback(fd: int, offset: int, length: int) -> None:
+    """Let the disk work while we produce; a libc without the call just leaves it all to fsync."""
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call(fd, ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
