@@ -49,6 +49,7 @@ class HwrError(Exception):
         `reason` is a word of the second closed set of this code; `details` fill the template.
         """
         self.reason = str(reason)
+        self.recorded = False  # whether an event has told of it: a failure that travels through rooms counts once
         self.details: dict[str, Any] = {"reason": reason, **details}
         shown = {key: one_line(value, 2000) if isinstance(value, str) else value for key, value in self.details.items()}
         template = inspect.cleandoc(type(self).__doc__ or "{message}")
@@ -132,6 +133,14 @@ class NoWeights(SourceRejected):
     code = FailureCode.NO_WEIGHTS
 
 
+class AmbiguousWeights(SourceRejected):
+    """{file}: a choice of weights that only a person can make: {problem}
+    Leave one set of weights in the directory; if it has several files, give their index too."""
+
+    # Stock loading picks by its own rule; what it picks gets no identity, so nothing is published.
+    code = FailureCode.AMBIGUOUS_WEIGHTS
+
+
 class SourceUnreadable(SourceRejected):
     """{file}: cannot be read: {problem}
     Check that the path exists and that this user may read it."""
@@ -140,10 +149,15 @@ class SourceUnreadable(SourceRejected):
 
 
 class LfsPointer(SourceRejected):
-    """{file}: a Git LFS pointer, not weights; the real file has {expected_bytes} bytes, this one {file_bytes}.
+    """{file}: a Git LFS pointer, not weights; the real file has {expected} bytes, this one {file_bytes}.
     Fetch the content with `git lfs pull`, or download the model again."""
 
     code = FailureCode.LFS_POINTER
+
+    def __init__(self, *, expected_bytes: int | None, **details: Any) -> None:
+        """Build the message; `expected_bytes` is None if the pointer is cut before its size."""
+        details["expected"] = "an unknown number of" if expected_bytes is None else expected_bytes
+        super().__init__(expected_bytes=expected_bytes, **details)
 
 
 class NotSafetensorsHtml(SourceRejected):
@@ -182,10 +196,16 @@ class TensorInvalid(SourceRejected):
 
 
 class Truncated(SourceRejected):
-    """{file}: truncated: {missing_bytes} of {expected_bytes} bytes are missing.
+    """{file}: truncated: {missing} of {expected} bytes are missing.
     Download the file again; the end never arrived."""
 
     code = FailureCode.TRUNCATED
+
+    def __init__(self, *, missing_bytes: int, expected_bytes: int, header_cut: bool = False, **details: Any) -> None:
+        """Build the message; what a header that is itself cut would have described is unknown, so both figures are the least."""
+        least = "at least " if header_cut else ""
+        details |= {"missing": f"{least}{missing_bytes}", "expected": f"{least}{expected_bytes}"}
+        super().__init__(missing_bytes=missing_bytes, expected_bytes=expected_bytes, header_cut=header_cut, **details)
 
 
 class TrailingBytes(SourceRejected):
@@ -212,8 +232,8 @@ class IndexMismatch(SourceRejected):
 
 
 class MissingShard(SourceRejected):
-    """{file}: {count} shards named by the index are missing: {names}
-    Download the missing files; a link that dangles counts as missing."""
+    """{file}: {problem}
+    Download what is missing; a link that dangles counts as missing."""
 
     code = FailureCode.MISSING_SHARD
     retryable = False

@@ -234,6 +234,7 @@ class LoadStage(StrEnum):
     """The stages of a start whose seconds are reported side by side."""
 
     INSPECT = "inspect"
+    IMPORT = "import"
     IDENTITY = "identity"
     DOMAIN = "domain"
     LOOKUP = "lookup"
@@ -320,6 +321,7 @@ class SourceReason(StrEnum):
     """Why a canonical checkpoint was rejected; also the failure code of that rejection."""
 
     NO_WEIGHTS = "no_weights"
+    AMBIGUOUS_WEIGHTS = "ambiguous_weights"
     UNREADABLE = "unreadable"
     LFS_POINTER = "lfs_pointer"
     NOT_SAFETENSORS_HTML = "not_safetensors_html"
@@ -387,6 +389,7 @@ class FailureCode(StrEnum):
     LEASE_LOST = "lease_lost"
     # Ours: the canonical checkpoint (the same words as SourceReason)
     NO_WEIGHTS = "no_weights"
+    AMBIGUOUS_WEIGHTS = "ambiguous_weights"
     UNREADABLE = "unreadable"
     LFS_POINTER = "lfs_pointer"
     NOT_SAFETENSORS_HTML = "not_safetensors_html"

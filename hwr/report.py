@@ -65,7 +65,6 @@ class Report:
     seconds: float = 0.0
     bytes: int = 0
     tensors: int = 0
-    checksum_seconds: float = 0.0
     attempts: list[Attempt] = field(default_factory=list)
     stage_seconds: dict[LoadStage, float] = field(default_factory=dict)
     miss: str | None = None

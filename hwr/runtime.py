@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,12 +23,10 @@ from hwr.checkpoint.identity import Adaptation, ArtifactIdentity
 from hwr.checkpoint.source import CheckpointSource, StatFacts, open_source
 from hwr.errors import (
     ActiveLease,
-    ArtifactInvalid,
     CanonicalLoadFailed,
     HwrError,
     LocalMiss,
     ResolutionFailed,
-    RestoreCommitFailed,
     SourceChanged,
     SourceRejected,
 )
@@ -38,7 +35,6 @@ from hwr.loader.identity import compose_identity
 from hwr.loader.plan import LayoutPlan
 from hwr.loader.producer import PRODUCER, finalized_model
 from hwr.loader.restore import plan_restore, unbind
-from hwr.loader.skeleton import build_skeleton
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import (
     AttemptResult,
@@ -53,7 +49,6 @@ from hwr.outcomes import (
     RuntimeMode,
     SourceReason,
     StoreStatus,
-    ValidationLevel,
 )
 from hwr.report import Attempt, Failure, Report
 from hwr.store.domain import Domain, Limits, open_domain
@@ -63,10 +58,9 @@ from hwr.store.lookup import lookup
 from hwr.store.publish import Publication, publish
 from hwr.telemetry import events as E
 from hwr.telemetry import memory
+from hwr.telemetry.failures import record_failure
 from hwr.telemetry.hub import Span
 from hwr.units import short_key
-
-__all__ = ["AdaptedWeights", "Loaded", "as_factory", "build_skeleton", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +150,9 @@ def publish_checkpoint(
     return work.publish_only(), work.report
 
 
-def explain(module_factory: ModelFactory | Callable[[], torch.nn.Module], checkpoint: str | os.PathLike[str], options: Options) -> tuple[str, Explanation | None]:
+def explain(
+    module_factory: ModelFactory | Callable[[], torch.nn.Module], checkpoint: str | os.PathLike[str], options: Options
+) -> tuple[str, Explanation | None]:
     """Return the key that a load would look up, and why it would miss (None: it is stored).
 
     Raises:
@@ -200,7 +196,7 @@ class _Load:
                     resolution.add(result=self.report.outcome, attempts=tuple(_said(attempt) for attempt in self.report.attempts))
         except BaseException as error:
             if isinstance(error, HwrError):
-                self._record(error.failure if isinstance(error, ResolutionFailed) else error, fatal=True)
+                record_failure(error, fatal=True)
             telemetry.emit(E.PhaseChanged(phase=Phase.FAILED))
             raise
         telemetry.emit(E.PhaseChanged(phase=Phase.READY))
@@ -234,7 +230,8 @@ class _Load:
         if loaded is not None:
             return loaded
         if self.mode is RuntimeMode.REQUIRED:
-            assert self.identity is not None and self.domain is not None
+            assert self.identity is not None
+            assert self.domain is not None
             miss = LocalMiss(reason="miss", key=short_key(self.identity.key), root=str(self.domain.root), problem=str(self.report.miss))
             raise ResolutionFailed(failure=miss)
         return self._fall_back(publishing=True)
@@ -243,7 +240,7 @@ class _Load:
         """Judge a failure before anything was restored."""
         if self.mode is RuntimeMode.REQUIRED or not failure.retryable:
             raise ResolutionFailed(failure=failure) from failure
-        self._record(failure, fatal=False)
+        record_failure(failure, fatal=False)
         if isinstance(failure, SourceRejected):
             try:
                 return self._fall_back(publishing=False)
@@ -262,9 +259,8 @@ class _Load:
         with self._attempt(ResolutionStage.LOOKUP) as attempt, self._stage(LoadStage.LOOKUP):
             found = lookup(domain, identity.key, identity.to_json(), self.options.validation)
             if found.failure is not None:
-                attempt.action = (
-                    ResolutionAction.QUARANTINE_THEN_PRODUCE if found.status is StoreStatus.INVALID else ResolutionAction.CANONICAL_FALLBACK
-                )
+                if found.status is StoreStatus.INVALID:
+                    attempt.action = ResolutionAction.QUARANTINE_THEN_PRODUCE
                 raise found.failure
             if found.lease is None:
                 attempt.result, attempt.action = AttemptResult.MISS, ResolutionAction.TRY_PRODUCER
@@ -277,8 +273,7 @@ class _Load:
         self._advance(Lifecycle.LEASE_OWNED_BY_LOADER)
         memory.sample(MemoryMoment.AFTER_MAP, [lease.mapped()])
         try:
-            with self._attempt(ResolutionStage.RESTORATION) as attempt:
-                attempt.result = AttemptResult.SUCCESS
+            with self._attempt(ResolutionStage.RESTORATION):
                 with self._stage(LoadStage.SKELETON):
                     module = self.factory.skeleton()
                 with self._stage(LoadStage.RESTORE), telemetry.span(E.RestoreBegun(key=lease.key)) as restoring:
@@ -309,7 +304,7 @@ class _Load:
             self.report.publication = result.outcome
             if result.failure is not None:
                 self.report.publication_failure = Failure.of(result.failure)
-                self._record(result.failure, fatal=False)
+                record_failure(result.failure, fatal=False)
         return self._canonical_loaded(module)
 
     def _canonical_loaded(self, module: torch.nn.Module) -> Loaded:
@@ -318,14 +313,14 @@ class _Load:
         return Loaded(module, self.report, None, ())
 
     def _canonical(self) -> torch.nn.Module:
-        with self._attempt(ResolutionStage.CANONICAL_LOADING, quiet=self.mode is RuntimeMode.DISABLED) as attempt:
-            attempt.result, attempt.action = AttemptResult.SUCCESS, ResolutionAction.SKIP
-            with self._stage(LoadStage.CANONICAL):
-                try:
+        with self._attempt(ResolutionStage.CANONICAL_LOADING, quiet=self.mode is RuntimeMode.DISABLED):
+            try:
+                self._import()
+                with self._stage(LoadStage.CANONICAL):
                     module = self.factory.canonical(self.directory, self.source)
-                except CanonicalLoadFailed as error:
-                    self._say_why(error)
-                    raise
+            except CanonicalLoadFailed as error:
+                self._say_why(error)
+                raise
             if self.adaptation is not None:
                 with self._stage(LoadStage.ADAPT):
                     self.adaptation.merge(module)
@@ -341,7 +336,8 @@ class _Load:
                 raise rejected from error
 
     def _publish(self, module: torch.nn.Module) -> Publication:
-        assert self.domain is not None and self.identity is not None
+        assert self.domain is not None
+        assert self.identity is not None
         key = self.identity.key
         with self._stage(LoadStage.PUBLISH):
             try:
@@ -392,12 +388,19 @@ class _Load:
         return self.domain
 
     def identify(self, source: CheckpointSource, domain: Domain) -> ArtifactIdentity:
+        self._import()
         with self._stage(LoadStage.IDENTITY):
-            digests: SourceDigests = source_digests(source, domain.layout.digests if domain.writable else None)
+            digests: SourceDigests = source_digests(source, domain.layout.digests)
             adaptation = Adaptation(self.adaptation.kind, self.adaptation.fingerprint) if self.adaptation is not None else None
             self.identity = compose_identity(self.factory, digests.content_ids, self.plan, adaptation)
         self.report.key = self.identity.key
         return self.identity
+
+    def _import(self) -> None:
+        """Import the model's code, which can take longer than loading it."""
+        if LoadStage.IMPORT not in self.report.stage_seconds:
+            with self._stage(LoadStage.IMPORT):
+                _ = self.factory.name
 
     def _explain(self, domain: Domain, identity: ArtifactIdentity) -> None:
         explanation = explain_miss(domain.root, identity.to_json())
@@ -430,8 +433,10 @@ class _Load:
         except HwrError as error:
             attempt.result = AttemptResult.TIMEOUT if error.exit_code == 4 else AttemptResult.ERROR
             attempt.failure = Failure.of(error)
-            if self.mode is RuntimeMode.REQUIRED or not error.retryable:
+            if self.mode is not RuntimeMode.PREFERRED or not error.retryable or stage is ResolutionStage.CANONICAL_LOADING:
                 attempt.action = ResolutionAction.FAIL_STARTUP
+            elif attempt.action is ResolutionAction.SKIP:
+                attempt.action = ResolutionAction.CANONICAL_FALLBACK
             self._note(attempt, stage, begun)
             raise
         if not quiet:
@@ -449,18 +454,6 @@ class _Load:
                 seconds=done.seconds,
                 error_code=failure.code if failure else None,
                 error_reason=(failure.reason or None) if failure else None,
-            )
-        )
-
-    def _record(self, error: HwrError, *, fatal: bool) -> None:
-        telemetry.emit(
-            E.FailureRecorded(
-                error_code=error.code.value,
-                error_reason=error.reason or None,
-                stage=error.stage,
-                problem=error.cause,
-                retryable=error.retryable,
-                fatal=fatal,
             )
         )
 
@@ -486,7 +479,7 @@ _SIZES = ("file_bytes", "expected_bytes", "declared_header_bytes", "missing_byte
 @dataclass(slots=True)
 class _Attempt:
     result: AttemptResult = AttemptResult.SUCCESS
-    action: ResolutionAction = ResolutionAction.CANONICAL_FALLBACK
+    action: ResolutionAction = ResolutionAction.SKIP  # nothing else was needed
     failure: Failure | None = None
 
 
@@ -496,7 +489,5 @@ def _said(attempt: Attempt) -> str:
 
 
 def _close_quietly(lease: HostWeightLease) -> None:
-    try:
+    with suppress(ActiveLease):  # the traceback of the failure still holds tensors; the mapping goes with the last of them
         lease.close()
-    except ActiveLease:
-        pass  # the traceback of the failure still holds tensors; the mapping goes with the last of them

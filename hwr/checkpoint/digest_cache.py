@@ -33,7 +33,6 @@ SCHEMA_VERSION: Final = 1
 PURPOSE: Final = ChecksumPurpose.SOURCE
 # File times advance with the kernel's tick, 1-10 ms; within that a second write leaves no trace.
 RACY_NS: Final = 20_000_000
-MAX_ENTRY_BYTES: Final = 64 << 10
 # A hidden pass through a page-cache mapping: BLAKE3's threads pay off over mappings of this size.
 WINDOW_BYTES: Final = digest.UNIT_BYTES
 
@@ -92,8 +91,7 @@ def _state(shard: Shard) -> dict[str, Any]:
 
 def _read(entries: Path, shard: Shard) -> str | None:
     try:
-        raw = (entries / entry_name(shard.path)).read_bytes()
-        record = json.loads(raw) if len(raw) <= MAX_ENTRY_BYTES else None
+        record: dict[str, Any] = json.loads((entries / entry_name(shard.path)).read_bytes())
         told = record.pop("record_sha256")
         if told != _record_digest(record) or record["schema_version"] != SCHEMA_VERSION or record["state"] != _state(shard):
             return None

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hwr.checkpoint.header import SNIFF_BYTES, FileHeader, JsonReader, TensorHeader, refuse_pointer_or_page
+from hwr.checkpoint.foreign import SNIFF_BYTES, refuse_pointer_or_page
+from hwr.checkpoint.header import FileHeader, TensorHeader
+from hwr.checkpoint.strict_json import JsonReader
 from hwr.errors import IndexInvalid, IndexMismatch, PathEscape
 from hwr.units import MIB, one_line
 

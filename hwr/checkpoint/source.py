@@ -6,9 +6,9 @@ that were parsed, that one directory gives equal values however its path is spel
 that a FIFO or a device is never opened. Refuses a partial set of shards, a path that leaves the model's folder, and a
 choice between several sets of weights that only a person can make.
 
-The choice: `model.safetensors.index.json`, `diffusion_pytorch_model.safetensors.index.json`, the single files of the
-same stems, then the only index of any name (a variant such as `model.fp16…` is thus never preferred to a default),
-then the only `*.safetensors`. Names that begin with a dot are leftovers and are not looked at.
+The choice: the only one of the four `DEFAULT_NAMES` (of two, libraries disagree about which wins, and the identity must
+be that of what is loaded), then the only index of any name (a variant such as `model.fp16…` is thus never preferred to
+a default), then the only `*.safetensors`. Names that begin with a dot are leftovers and are not looked at.
 
 A link may lead anywhere inside the model's directory, or inside the repository folder of a Hugging Face cache
 (`models--*/snapshots/<rev>/x` to `models--*/blobs/<hash>`). What a name ends with is never asked of a link's target.
@@ -35,12 +35,17 @@ from hwr.checkpoint.header import (
     regular_file,
 )
 from hwr.checkpoint.index import INDEX_LIMIT_BYTES, INDEX_SUFFIX, ShardIndex, agree, parse_index, shown
-from hwr.errors import IndexInvalid, MissingShard, NoWeights, PathEscape, SourceChanged, SourceRejected, SourceUnreadable, errno_text
+from hwr.errors import AmbiguousWeights, MissingShard, NoWeights, PathEscape, SourceChanged, SourceRejected, SourceUnreadable, errno_text
 from hwr.units import MIB, one_line
 
 WEIGHTS_SUFFIX: Final = ".safetensors"
-DEFAULT_INDEXES: Final = ("model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json")
-DEFAULT_WEIGHTS: Final = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+# What transformers and diffusers look for when no variant is asked for.
+DEFAULT_NAMES: Final = (
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors.index.json",
+    "model.safetensors",
+    "diffusion_pytorch_model.safetensors",
+)
 CONFIG_NAME: Final = "config.json"
 CONFIG_LIMIT_BYTES: Final = 16 * MIB  # label tables of 20,000 classes take about 1 MB
 _REPOSITORY: Final = re.compile(r"(models|datasets|spaces)--.")
@@ -128,7 +133,7 @@ def open_source(directory: str | os.PathLike[str]) -> CheckpointSource:
         tensors = agree(index, [shard.header for shard in shards], unlisted=unlisted)
     else:
         tensors = {tensor.name: (0, tensor) for tensor in shards[0].header.tensors}
-    config, config_text, config_problem = _config(root)
+    config, config_text, config_problem = read_config(root)
     index_path = root / index_name if index_name is not None else None
     return CheckpointSource(root, shards, index_path, tensors, unlisted, config, config_text, config_problem)
 
@@ -136,42 +141,50 @@ def open_source(directory: str | os.PathLike[str]) -> CheckpointSource:
 # The choice ------------------------------------------------------------------------------------------------------
 
 
-def _listing(directory: str | os.PathLike[str]) -> tuple[Path, list[str]]:
+def _real(directory: str | os.PathLike[str]) -> Path:
     given = os.fsdecode(directory)
-    shown_path = one_line(given)
     try:
         # An empty path would resolve to the working directory.
-        root = Path(os.path.realpath(given if given else "\0", strict=True))
-        return root, sorted(name for name in os.listdir(root) if not name.startswith("."))
-    except NotADirectoryError as error:
-        raise SourceUnreadable(file=shown_path, problem=f"{errno_text(error)}: give the directory that the file is in") from error
+        return Path(os.path.realpath(given if given else "\0", strict=True))
     except OSError as error:
-        raise SourceUnreadable(file=shown_path, problem=errno_text(error)) from error
+        raise _no_directory(given, error) from error
     except ValueError:  # a NUL, or a surrogate that no file name can hold
-        raise SourceUnreadable(file=shown_path, problem="this cannot be a path") from None
+        raise SourceUnreadable(file=one_line(given), problem="this cannot be a path") from None
+
+
+def _no_directory(given: str, error: OSError) -> SourceUnreadable:
+    hint = ": give the directory that the file is in" if isinstance(error, NotADirectoryError) else ""
+    return SourceUnreadable(file=one_line(given), problem=errno_text(error) + hint)
+
+
+def _listing(directory: str | os.PathLike[str]) -> tuple[Path, list[str]]:
+    root = _real(directory)
+    try:
+        return root, sorted(name for name in os.listdir(root) if not name.startswith("."))
+    except OSError as error:
+        raise _no_directory(os.fsdecode(directory), error) from error
 
 
 def _choose(root: Path, names: list[str]) -> tuple[str | None, str]:
     """Return the index, or None and the single file."""
-    there = set(names)
-    for name in DEFAULT_INDEXES:
-        if name in there:
-            return name, ""
-    for name in DEFAULT_WEIGHTS:
-        if name in there:
-            return None, name
-    if indexes := [name for name in names if name.endswith(INDEX_SUFFIX)]:
-        if len(indexes) > 1:
-            raise IndexInvalid(file=root.name, problem=f"there are {len(indexes)} and none is the default: {shown(indexes)}")
+    defaults = [name for name in DEFAULT_NAMES if name in names]
+    if len(defaults) > 1:
+        raise AmbiguousWeights(file=root.name, problem=f"libraries disagree about which of these wins: {shown(defaults)}")
+    indexes = [name for name in defaults or names if name.endswith(INDEX_SUFFIX)]
+    if len(indexes) > 1:
+        raise AmbiguousWeights(file=root.name, problem=f"{len(indexes)} indexes, none of them the default: {shown(indexes)}")
+    if indexes:
         return indexes[0], ""
-    weights = [name for name in names if name.endswith(WEIGHTS_SUFFIX)]
+    weights = [name for name in defaults or names if name.endswith(WEIGHTS_SUFFIX)]
     if not weights:
         raise NoWeights(directory=str(root), found=_what_is_there(names))
     if len(weights) > 1:
-        raise IndexInvalid(file=root.name, problem=f"there is none, and {len(weights)} files could be the weights: {shown(weights)}")
+        raise AmbiguousWeights(file=root.name, problem=f"{len(weights)} files and no index: {shown(weights)}")
     part = _ONE_OF_MANY.search(weights[0])
-    if part and int(part[2]) > 1:
-        raise IndexInvalid(file=root.name, problem=f"there is none, and {weights[0]} is one shard of {part[2]}")
+    if part and int(part[2]) > 1:  # nobody has to choose: it is a partial set, which stock loading must not try either
+        others = int(part[2]) - 1
+        what = "the other shard" if others == 1 else f"the other {others} shards"
+        raise MissingShard(file=weights[0], problem=f"{what} and the index are missing", count=others, missing_shards=())
     return None, weights[0]
 
 
@@ -220,8 +233,16 @@ def _resolve_all(root: Path, names: tuple[str, ...], *, listed_by: str | None) -
         except FileNotFoundError:
             missing.append(name)
     if missing:
-        raise MissingShard(file=listed_by or names[0], count=len(missing), names=shown(missing), missing_shards=tuple(missing[:5]))
+        if listed_by is None:
+            raise _absent(missing[0])
+        what = "1 shard named by the index is" if len(missing) == 1 else f"{len(missing)} shards named by the index are"
+        problem = f"{what} missing: {shown(missing)}"
+        raise MissingShard(file=listed_by, problem=problem, count=len(missing), missing_shards=tuple(missing[:5]))
     return found
+
+
+def _absent(name: str) -> MissingShard:
+    return MissingShard(file=name, problem="it is absent, or a link that dangles", count=1, missing_shards=(name,))
 
 
 @contextmanager
@@ -260,15 +281,18 @@ def _read_up_to(root: Path, name: str, limit: int) -> bytearray:
     try:
         resolved = _resolve(root, name)
     except FileNotFoundError:
-        raise MissingShard(file=name, count=1, names=name, missing_shards=(name,)) from None
+        raise _absent(name) from None
     with open_regular(resolved, file=name) as (fd, facts):
         return read_exact(fd, 0, min(facts.size, limit), file=name)
 
 
-def _config(root: Path) -> tuple[Mapping[str, Any] | None, str | None, str | None]:
-    """Return the configuration and its text, or why there is none; a checkpoint may do without."""
+def read_config(root: str | os.PathLike[str]) -> tuple[Mapping[str, Any] | None, str | None, str | None]:
+    """Return the configuration, its text, and why there is no configuration; a checkpoint may do without.
+
+    The text may be there without a configuration. Nothing is raised, even if `root` does not exist.
+    """
     try:
-        raw = _read_up_to(root, CONFIG_NAME, CONFIG_LIMIT_BYTES + 1)
+        raw = _read_up_to(_real(root), CONFIG_NAME, CONFIG_LIMIT_BYTES + 1)
     except MissingShard:
         return None, None, "absent, or a link that dangles"
     except SourceRejected as error:

@@ -22,6 +22,7 @@ def print_config(
     options: Options,
     *,
     as_json: bool = False,
+    rank: int | None = None,
     environ: Mapping[str, str] | None = None,
     out: TextIO | None = None,
     notes: TextIO | None = None,
@@ -30,23 +31,25 @@ def print_config(
 
     Variables that look like a misspelt option go to `notes` (stderr): nothing else would ever mention them.
     """
-    print(config_json(options) if as_json else config_table(options), file=sys.stdout if out is None else out)
+    print(config_json(options, rank) if as_json else config_table(options, rank), file=sys.stdout if out is None else out)
     for name, near in misspelt_variables(os.environ if environ is None else environ).items():
         print(f"note: {printable(name)} is no option; did you mean {near}?", file=sys.stderr if notes is None else notes)
 
 
-def config_table(options: Options) -> str:
-    """Return the aligned table, a header line first."""
+def config_table(options: Options, rank: int | None = None) -> str:
+    """Return the aligned table, a header line first; `rank` says whose object it is."""
     lines = [("option", "value", "origin")]
     lines += [(row.name, printable(row.shown(options.value(row.name))), printable(options.origins[row.name])) for row in OPTIONS]
     widths = [max(len(line[column]) for line in lines) for column in range(2)]
-    return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in lines)
+    heading = "" if rank is None else f"rank {rank}\n"
+    return heading + "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in lines)
 
 
-def config_json(options: Options) -> str:
+def config_json(options: Options, rank: int | None = None) -> str:
     """Return one JSON object: for each option its value, origin, and whether it was given."""
     plain = options.plain_values()
     entries = {
         row.name: {"value": plain[row.name], "origin": options.origins[row.name], "given": row.name in options.given} for row in OPTIONS
     }
-    return json.dumps({"schema_version": _SCHEMA_VERSION, "options": entries}, indent=2)
+    whose = {} if rank is None else {"rank": rank}
+    return json.dumps({"schema_version": _SCHEMA_VERSION, **whose, "options": entries}, indent=2)

@@ -6,16 +6,19 @@ transformers or diffusers wrote. Promises that ordinary loading is the library's
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeGuard, cast
 
 import torch
 from safetensors import safe_open
 
-from hwr.checkpoint.source import CheckpointSource
+from hwr.checkpoint.source import CheckpointSource, open_source, read_config
 from hwr.errors import CanonicalLoadFailed, HwrError
 from hwr.loader.skeleton import build_skeleton
 from hwr.telemetry import emit
@@ -28,9 +31,17 @@ DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 class ModelFactory(Protocol):
     """What the runtime needs of a model. `name` and `metadata` become part of the artifact's identity."""
 
-    name: str
-    dtype: str
-    metadata: Mapping[str, Any]
+    @property
+    def name(self) -> str:
+        """Library and class, or module and function."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that it is loaded in."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """JSON values that give the tensors their meaning."""
 
     def skeleton(self) -> torch.nn.Module:
         """Build the module with its parameters on meta and everything else real."""
@@ -49,9 +60,12 @@ class CallableFactory:
         self.metadata: Mapping[str, Any] = {}
 
     def skeleton(self) -> torch.nn.Module:
-        return build_skeleton(self._build)
+        """Build it with parameters on meta."""
+        module: torch.nn.Module = build_skeleton(self._build)
+        return module
 
     def canonical(self, directory: Path, source: CheckpointSource | None) -> torch.nn.Module:
+        """Build it and load the checkpoint's tensors by name."""
         module = self._build()
         state = {}
         for path in _weight_files(directory, source):
@@ -73,58 +87,89 @@ class CallableFactory:
         return module
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    model_class: Any
+    library: str
+    version: str
+    dtype: str
+    config_sha256: str
+
+
 class PretrainedFactory:
     """A directory written by transformers or diffusers: class by config.json, ordinary loading by `from_pretrained`."""
 
     def __init__(self, directory: str | os.PathLike[str], dtype: str | None = None) -> None:
-        """Choose the class and the dtype.
+        """Remember where and how; nothing is read before the first use, so that a bad checkpoint is refused for its own reason.
 
-        Raises:
-            CanonicalLoadFailed: no usable config.json, or no library has the class.
+        Every other member raises CanonicalLoadFailed if there is no usable config.json or no library has the class.
         """
-        from hwr.checkpoint.source import read_config  # the one reader of config.json
+        self._directory, self._dtype = Path(directory), dtype
 
-        self._directory = Path(directory)
+    @functools.cached_property
+    def _chosen(self) -> _Chosen:
         config, text, problem = read_config(self._directory)
         if config is None or text is None:
             raise self._failure("config", f"config.json: {problem}", "Give a directory that save_pretrained wrote.")
-        self._class, library, version = _model_class(config, self._failure)
-        self.name = f"{library}.{self._class.__name__}"
-        self.dtype = dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
-        if self.dtype not in DTYPES:
-            raise self._failure("dtype", f"dtype {self.dtype!r} is not supported", f"Give --dtype one of {', '.join(DTYPES)}.")
-        self._library = library
-        self.metadata = {"library": library, "version": version, "config_sha256": hashlib.sha256(text.encode()).hexdigest()}
+        model_class, library, version = _model_class(config, self._failure)
+        dtype = self._dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        if dtype not in DTYPES:
+            raise self._failure("dtype", f"dtype {dtype!r} is not supported", f"Give --dtype one of {', '.join(DTYPES)}.")
+        return _Chosen(model_class, library, version, dtype, hashlib.sha256(text.encode()).hexdigest())
+
+    @property
+    def name(self) -> str:
+        """The library and its class."""
+        return f"{self._chosen.library}.{self._chosen.model_class.__name__}"
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that it is loaded in: as asked for, else as config.json says, else float32."""
+        return self._chosen.dtype
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What gives the tensors their meaning: library, its version, the configuration."""
+        chosen = self._chosen
+        return {"library": chosen.library, "version": chosen.version, "config_sha256": chosen.config_sha256}
 
     @property
     def config(self) -> Any:
         """The library's own configuration object."""
-        return self._class.load_config(self._directory) if self._library == "diffusers" else self._class.config_class.from_pretrained(self._directory)
+        chosen = self._chosen
+        if chosen.library == "diffusers":
+            return chosen.model_class.load_config(self._directory)
+        return chosen.model_class.config_class.from_pretrained(self._directory)
 
     def skeleton(self) -> torch.nn.Module:
+        """Build it with parameters on meta, in evaluation mode, as `from_pretrained` leaves it."""
         dtype = getattr(torch, self.dtype)
-        if self._library == "diffusers":
-            return build_skeleton(lambda: self._class.from_config(self.config).to(dtype)).eval()
-        model = build_skeleton(lambda: self._class._from_config(self.config, dtype=dtype)).eval()
+        if self._chosen.library == "diffusers":
+            model: Any = build_skeleton(lambda: self._chosen.model_class.from_config(self.config).to(dtype))
+            return model.eval()  # type: ignore[no-any-return]
+        model = build_skeleton(lambda: self._chosen.model_class._from_config(self.config, dtype=dtype)).eval()
         if model.can_generate() and (self._directory / "generation_config.json").is_file():
             from transformers import GenerationConfig
 
             model.generation_config = GenerationConfig.from_pretrained(self._directory)
-        return model
+        return model  # type: ignore[no-any-return]
 
     def canonical(self, directory: Path, source: CheckpointSource | None) -> torch.nn.Module:
+        """Load it with the library's own `from_pretrained`."""
         dtype = getattr(torch, self.dtype)
         options: dict[str, Any] = {"local_files_only": True}
-        options["torch_dtype" if self._library == "diffusers" else "dtype"] = dtype
+        options["torch_dtype" if self._chosen.library == "diffusers" else "dtype"] = dtype
         try:
-            model = self._class.from_pretrained(directory, **options)
+            model = self._chosen.model_class.from_pretrained(directory, **options)
         except HwrError:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever a foreign loader raises becomes one typed failure)
+        except Exception as error:  # (whatever a foreign loader raises becomes one typed failure)
             raise self._failure(
-                "load", f"{type(error).__name__}: {one_line(str(error))}", "Check that the directory is complete and was written for this library."
+                "load",
+                f"{type(error).__name__}: {one_line(str(error))}",
+                "Check that the directory is complete and was written for this library.",
             ) from error
-        return model.eval()
+        return model.eval()  # type: ignore[no-any-return]
 
     def _failure(self, reason: str, problem: str, remedy: str) -> CanonicalLoadFailed:
         return CanonicalLoadFailed(reason=reason, model=self._directory.name or str(self._directory), problem=problem, remedy=remedy)
@@ -132,16 +177,19 @@ class PretrainedFactory:
 
 def as_factory(module_factory: ModelFactory | Callable[[], torch.nn.Module]) -> ModelFactory:
     """Take a factory as it is, or wrap a callable that builds a module."""
-    if hasattr(module_factory, "canonical") and hasattr(module_factory, "skeleton"):
-        return module_factory  # type: ignore[return-value]
-    return CallableFactory(module_factory)  # type: ignore[arg-type]
+    if _is_factory(module_factory):
+        return module_factory
+    return CallableFactory(cast("Callable[[], torch.nn.Module]", module_factory))
+
+
+def _is_factory(value: ModelFactory | Callable[[], torch.nn.Module]) -> TypeGuard[ModelFactory]:
+    # Asked of the class: a property of the instance may import a library, or fail.
+    return hasattr(type(value), "skeleton") and hasattr(type(value), "canonical")
 
 
 def _model_class(config: Mapping[str, Any], failure: Callable[[str, str, str], CanonicalLoadFailed]) -> tuple[Any, str, str]:
     library = "diffusers" if "_class_name" in config else "transformers"
     try:
-        import importlib
-
         module = importlib.import_module(library)
     except ImportError as error:
         raise failure("library", f"{library} is not installed", f"Install it: `pip install {library}`.") from error
@@ -149,7 +197,9 @@ def _model_class(config: Mapping[str, Any], failure: Callable[[str, str, str], C
     name = config.get("_class_name") or (architectures[0] if isinstance(architectures, list) and architectures else "AutoModel")
     found = getattr(module, str(name), None)
     if not isinstance(found, type):
-        raise failure("class", f"{library} {module.__version__} has no class {name!r}; remote code is never run", f"Install a {library} that has it.")
+        raise failure(
+            "class", f"{library} {module.__version__} has no class {name!r}; remote code is never run", f"Install a {library} that has it."
+        )
     if name == "AutoModel":
         found = _auto_model(module, config, failure)
     return found, library, str(module.__version__)
@@ -166,7 +216,5 @@ def _auto_model(transformers: Any, config: Mapping[str, Any], failure: Callable[
 
 def _weight_files(directory: Path, source: CheckpointSource | None) -> list[Path]:
     if source is None:
-        from hwr.checkpoint.source import open_source
-
         source = open_source(directory)
     return [shard.path for shard in source.shards]

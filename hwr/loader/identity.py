@@ -22,9 +22,12 @@ RESTORER_SCHEMA = 1
 class Described(Protocol):
     """What of a model belongs to an identity."""
 
-    name: str
-    dtype: str
-    metadata: Mapping[str, Any]
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
 
 
 def compose_identity(

@@ -79,7 +79,10 @@ def finalized_model(module: torch.nn.Module, plan: LayoutPlan) -> Produced:
         final = plan.target(name)
         if tensor.is_meta:
             raise ProducerUnsupported(
-                reason="meta", what=f"tensor {name!r}", problem="it has no bytes (meta device)", remedy="Load the model completely before it is published."
+                reason="meta",
+                what=f"tensor {name!r}",
+                problem="it has no bytes (meta device)",
+                remedy="Load the model completely before it is published.",
             )
         same = _storage_key(tensor)
         first = seen.get(same) if same is not None else None
@@ -106,7 +109,10 @@ def _final_dtype(tensor: torch.Tensor, plan: LayoutPlan, name: str) -> str:
     word = word_of(tensor.dtype)
     if word is None:
         raise ProducerUnsupported(
-            reason="dtype", what=f"tensor {name!r}", problem=f"the format has no word for {tensor.dtype}", remedy="Cast it in the layout plan."
+            reason="dtype",
+            what=f"tensor {name!r}",
+            problem=f"the format has no word for {tensor.dtype}",
+            remedy="Cast it in the layout plan.",
         )
     return word
 

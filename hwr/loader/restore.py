@@ -1,6 +1,6 @@
 """Restoring: bind the views of a lease to a model skeleton.
 
-Owns the plan, which only looks, and its commit, which is the one mutation. Promises zero-copy on the CPU (T1), that a plan that fails leaves
+Owns the plan, which only looks, and its commit, which is the one mutation. Promises zero-copy on the CPU (T1), that a failing plan leaves
 the skeleton untouched (T2), and that no meta tensor is left anywhere (T3). Refuses artifacts that do not fit, before anything is touched.
 """
 
@@ -94,7 +94,9 @@ def unbind(module: torch.nn.Module, names: tuple[str, ...]) -> None:
             for name, value in table.items():
                 if value is not None and (f"{prefix}.{name}" if prefix else name) in wanted:
                     empty = torch.empty_like(value, device="meta")
-                    table[name] = torch.nn.Parameter(empty, requires_grad=value.requires_grad) if isinstance(value, torch.nn.Parameter) else empty
+                    table[name] = (
+                        torch.nn.Parameter(empty, requires_grad=value.requires_grad) if isinstance(value, torch.nn.Parameter) else empty
+                    )
 
 
 def tensor_of(lease: HostWeightLease, entry: TensorEntry) -> torch.Tensor:

@@ -73,7 +73,9 @@ def measure(domain: Domain) -> TreeSize:
         total = rest + sum(size for size, _ in sizes.values())
         entries += sum(count for _, count in sizes.values())
         measuring.add(bytes=total, entries=entries)
-    return TreeSize(total=total, quarantine=sizes[domain.layout.quarantine][0], temporary=sizes[domain.layout.temporary][0], entries=entries)
+    return TreeSize(
+        total=total, quarantine=sizes[domain.layout.quarantine][0], temporary=sizes[domain.layout.temporary][0], entries=entries
+    )
 
 
 def _tree(path: Path, skip: frozenset[Path] = frozenset()) -> tuple[int, int]:

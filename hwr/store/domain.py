@@ -43,7 +43,26 @@ MAX_DOCUMENT_BYTES: Final = 1 << 20
 
 _TMPFS: Final = frozenset({"tmpfs", "ramfs"})
 # flock and shared mappings are what we rely on; network and cluster filesystems keep neither promise between nodes.
-_DISK: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay", "rootfs", "erofs", "jfs", "reiserfs", "ntfs3", "aufs", "fuseblk"})
+_DISK: Final = frozenset(
+    {
+        "ext2",
+        "ext3",
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "f2fs",
+        "bcachefs",
+        "overlay",
+        "rootfs",
+        "erofs",
+        "jfs",
+        "reiserfs",
+        "ntfs3",
+        "aufs",
+        "fuseblk",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

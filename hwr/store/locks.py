@@ -167,10 +167,10 @@ def _try(fd: int, path: Path, exclusive: bool) -> bool:
         if error.errno in _HELD:
             return False
         if error.errno in _UNSUPPORTED:
-            raise LockUnsupported(
-                reason="flock", root=str(path.parent.parent), fstype="this one", problem=errno_text(error)
-            ) from error
-        raise StoreIoError(reason="flock", path=str(path), root=str(path.parent.parent), operation="flock", problem=errno_text(error)) from error
+            raise LockUnsupported(reason="flock", root=str(path.parent.parent), fstype="this one", problem=errno_text(error)) from error
+        raise StoreIoError(
+            reason="flock", path=str(path), root=str(path.parent.parent), operation="flock", problem=errno_text(error)
+        ) from error
     return True
 
 

@@ -56,7 +56,9 @@ class LookupResult:
             raise ValueError(f"{self.status} {'without' if self.failure is None else 'with'} a failure")
 
 
-def lookup(domain: Domain, key: str, identity: Mapping[str, Any] | None, validation: ValidationLevel, deadline: float | None = None) -> LookupResult:
+def lookup(
+    domain: Domain, key: str, identity: Mapping[str, Any] | None, validation: ValidationLevel, deadline: float | None = None
+) -> LookupResult:
     """Look up, validate and lease an artifact; never raises a typed failure, it returns it."""
     deadline = domain.deadline() if deadline is None else deadline
     with span(LookupBegun(key=key, validation=validation)) as looking:

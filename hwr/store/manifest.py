@@ -219,7 +219,12 @@ def _tensor(value: Any) -> TensorEntry:
         **_fields(
             TensorEntry,
             value,
-            {"kind": TensorKind, "shape": _integers, "stride": _integers, "units": lambda item: tuple(_hex(one) for one in _typed(item, list))},
+            {
+                "kind": TensorKind,
+                "shape": _integers,
+                "stride": _integers,
+                "units": lambda item: tuple(_hex(one) for one in _typed(item, list)),
+            },
         )
     )
 
@@ -227,7 +232,9 @@ def _tensor(value: Any) -> TensorEntry:
 def _file(value: Any) -> FileEntry:
     return FileEntry(
         **_fields(
-            FileEntry, value, {"fillers": lambda item: tuple(Filler(**_fields(Filler, one, {"digest": _hex})) for one in _typed(item, list))}
+            FileEntry,
+            value,
+            {"fillers": lambda item: tuple(Filler(**_fields(Filler, one, {"digest": _hex})) for one in _typed(item, list))},
         )
     )
 

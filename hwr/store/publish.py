@@ -257,4 +257,6 @@ def _typed(error: OSError, domain: Domain, key: str, step: str) -> HwrError:
         return NoSpace(reason="disk_full", root=str(domain.root), path=str(domain.root), operation="publishing", problem=errno_text(error))
     if error.errno == errno.EROFS:
         return ReadOnlyStore(reason="read_only", root=str(domain.root), problem=errno_text(error))
-    return DomainUnavailable(reason=errno.errorcode.get(error.errno or 0, "os_error").lower(), root=str(domain.root), problem=f"{step}: {errno_text(error)}")
+    return DomainUnavailable(
+        reason=errno.errorcode.get(error.errno or 0, "os_error").lower(), root=str(domain.root), problem=f"{step}: {errno_text(error)}"
+    )

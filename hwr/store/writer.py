@@ -217,7 +217,7 @@ class PayloadWriter:
             raise ProducerFailed(
                 reason="coverage",
                 key=self._key,
-                problem=f"tensor {placed.name!r} gave {'more than ' if given > placed.nbytes else ''}{min(given, placed.nbytes)} of {placed.nbytes} bytes",
+                problem=f"tensor {placed.name!r} gave {given} bytes and declared {placed.nbytes}",
                 remedy="This is a fault of the producer: report it with the layout plan.",
             )
 
@@ -299,7 +299,10 @@ def _plan_file(name: str, group: Sequence[tuple[TensorSource, int]]) -> FilePlan
     text += b" " * (-(8 + len(text)) % PAGE_BYTES)
     if len(text) > MAX_HEADER_BYTES:
         raise ProducerUnsupported(
-            reason="header", what="this artifact", problem=f"{len(group)} tensors need a header of {len(text)} bytes", remedy="Publish fewer tensors."
+            reason="header",
+            what="this artifact",
+            problem=f"{len(group)} tensors need a header of {len(text)} bytes",
+            remedy="Publish fewer tensors.",
         )
     return FilePlan(name=name, header=len(text).to_bytes(8, "little") + text, placed=tuple(placed), data_bytes=at)
 
@@ -337,7 +340,9 @@ def _check_names(sources: Sequence[TensorSource]) -> None:
         elif not source.name.isascii() and "\ufffd" in source.name.encode("utf-8", "replace").decode("utf-8"):
             problem = "the name is not valid text"
         if problem:
-            raise ProducerUnsupported(reason="name", what=f"tensor {source.name!r}", problem=problem, remedy="Rename it in the layout plan.")
+            raise ProducerUnsupported(
+                reason="name", what=f"tensor {source.name!r}", problem=problem, remedy="Rename it in the layout plan."
+            )
         seen.add(source.name)
 
 

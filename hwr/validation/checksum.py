@@ -58,7 +58,8 @@ def _run(opened: OpenedArtifact, checking: Span, root: str) -> int:
     last: dict[str, Any] = {}
     told = time.monotonic()
     with _start(opened, key, root) as child:
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         try:
             json.dump(job, child.stdin)
             child.stdin.close()

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 from checkpoint_files import REPOSITORY, encode, entry, no_descriptor_left, read_file, tensors_file
 
+from hwr.checkpoint.foreign import SNIFF_BYTES
 from hwr.checkpoint.header import (
     DTYPE_BITS,
     HEADER_LIMIT_BYTES,
     METADATA_LIMIT_NAMES,
     READ_BYTES,
-    SNIFF_BYTES,
     Dtype,
     FileHeader,
     TensorHeader,
@@ -93,7 +93,9 @@ def test_a_git_lfs_pointer_says_how_large_the_real_file_is(path: Path, content: 
 
 
 def test_a_cut_pointer_is_still_a_pointer(path: Path) -> None:
-    assert "unknown" in reject(path, POINTER[:60], LfsPointer).cause
+    error = reject(path, POINTER[:60], LfsPointer)
+    assert error.details["expected_bytes"] is None
+    assert "the real file has an unknown number of bytes, this one 60" in error.cause
 
 
 @pytest.mark.parametrize(
@@ -242,6 +244,7 @@ def test_a_short_file_says_how_much_is_missing(path: Path) -> None:
     whole = encode({"a": entry("F32", [100], 0, 400)}, bytes(400))
     error = reject(path, whole[:-200], Truncated)
     assert (error.details["missing_bytes"], error.details["expected_bytes"]) == (200, len(whole))
+    assert f"truncated: 200 of {len(whole)} bytes are missing" in error.cause
 
 
 def test_a_long_file_says_how_much_is_too_much(path: Path) -> None:
@@ -259,7 +262,9 @@ def test_every_cut_of_a_file_is_a_typed_refusal(path: Path) -> None:
 def test_a_cut_inside_the_header_is_truncated_not_malformed(path: Path) -> None:
     whole = tensors_file("a", "b")
     error = reject(path, whole[:30], Truncated)
-    assert error.details["missing_bytes"] + 30 == error.details["expected_bytes"] <= len(whole)
+    missing, expected = error.details["missing_bytes"], error.details["expected_bytes"]
+    assert missing + 30 == expected <= len(whole)
+    assert f"truncated: at least {missing} of at least {expected} bytes are missing" in error.cause
 
 
 @pytest.mark.parametrize("extra", [1, 8, 4096])
@@ -541,5 +546,8 @@ def test_values_and_errors_cross_processes(path: Path) -> None:
     path.write_bytes(tensors_file("a"))
     header = read_file(path)
     assert pickle.loads(pickle.dumps(header)) == header
-    error = reject(path, POINTER, LfsPointer)
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    for content, kind in ((POINTER, LfsPointer), (POINTER[:60], LfsPointer), (path.read_bytes()[:30], Truncated)):
+        error = reject(path, content, kind)
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again), again.details) == (kind, str(error), error.details)
+        path.write_bytes(tensors_file("a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -17,8 +18,9 @@ from pathlib import Path
 import pytest
 from checkpoint_files import NOBODY, encode, model, no_descriptor_left, run_as_nobody, tensors_file
 
-from hwr.checkpoint.source import CONFIG_LIMIT_BYTES, CheckpointSource, open_regular, open_source
+from hwr.checkpoint.source import CONFIG_LIMIT_BYTES, DEFAULT_NAMES, CheckpointSource, open_regular, open_source, read_config
 from hwr.errors import (
+    AmbiguousWeights,
     HeaderInvalid,
     IndexInvalid,
     IndexMismatch,
@@ -91,7 +93,6 @@ def test_a_single_file_is_enough(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("there", "chosen"),
     [
-        (["model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"], "model.safetensors.index.json"),
         (
             ["diffusion_pytorch_model.safetensors.index.json", "model.fp16.safetensors.index.json"],
             "diffusion_pytorch_model.safetensors.index.json",
@@ -119,23 +120,57 @@ def test_a_default_single_file_comes_before_a_variant_index(tmp_path: Path) -> N
 def test_several_indexes_without_a_default_need_a_person(tmp_path: Path) -> None:
     for variant in ("bf16", "fp16"):
         model(tmp_path, {f"{variant}.safetensors": ("a",)}, index_name=f"model.{variant}.safetensors.index.json")
-    error = reject(tmp_path, IndexInvalid)
+    error = reject(tmp_path, AmbiguousWeights)
+    assert "2 indexes" in error.cause
     assert "model.bf16.safetensors.index.json, model.fp16.safetensors.index.json" in error.cause
+
+
+@pytest.mark.parametrize("both", list(itertools.combinations(DEFAULT_NAMES, 2)))
+def test_two_default_names_need_a_person(tmp_path: Path, both: tuple[str, str]) -> None:
+    """Each alone is a model; of both, libraries load different ones."""
+    for name in both:
+        if name.endswith(".json"):
+            model(tmp_path, SHARDS, index_name=name)
+        else:
+            (tmp_path / name).write_bytes(tensors_file("a"))
+    error = reject(tmp_path, AmbiguousWeights)
+    assert ", ".join(both) in error.cause
+    assert tmp_path.name in error.cause
+    assert str(tmp_path) not in error.cause
+    assert (error.code, error.retryable) == ("ambiguous_weights", True)
+    assert "Leave one set" in error.way_out
+    for name, other in (both, both[::-1]):
+        os.rename(tmp_path / other, tmp_path / ".aside")
+        source = accept(tmp_path)
+        assert name in (*names(source), source.index_path.name if source.index_path else "")
+        os.rename(tmp_path / ".aside", tmp_path / other)
+
+
+def test_a_default_name_counts_even_if_it_cannot_be_read(toy: Path) -> None:
+    (toy / "model.safetensors").symlink_to("gone")
+    reject(toy, AmbiguousWeights)
 
 
 def test_several_files_without_an_index_need_a_person(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"{number}.safetensors").write_bytes(tensors_file(str(number)))
-    error = reject(tmp_path, IndexInvalid)
-    assert "0.safetensors, 1.safetensors" in error.cause
+    error = reject(tmp_path, AmbiguousWeights)
+    assert "8 files and no index: 0.safetensors, 1.safetensors" in error.cause
+    assert "give their index" in error.way_out
     assert "and 3 more" in error.cause
     assert str(tmp_path) not in error.cause
 
 
-def test_one_shard_of_many_is_not_a_model(tmp_path: Path) -> None:
-    (tmp_path / FIRST).write_bytes(tensors_file("a"))
-    assert "one shard of 3" in reject(tmp_path, IndexInvalid).cause
-    os.rename(tmp_path / FIRST, tmp_path / "model-00001-of-00001.safetensors")
+@pytest.mark.parametrize(
+    ("total", "words"), [(2, "the other shard and the index are missing"), (3, "the other 2 shards and the index are missing")]
+)
+def test_one_shard_of_many_is_a_partial_set_and_no_choice(tmp_path: Path, total: int, words: str) -> None:
+    lone = tmp_path / f"model-00001-of-{total:05}.safetensors"
+    lone.write_bytes(tensors_file("a"))
+    error = reject(tmp_path, MissingShard)
+    assert error.cause == f"{lone.name}: {words}"
+    assert (error.details["count"], error.retryable) == (total - 1, False)
+    os.rename(lone, tmp_path / "model-00001-of-00001.safetensors")
     accept(tmp_path)
 
 
@@ -163,8 +198,7 @@ def test_a_missing_shard_is_named(toy: Path) -> None:
     (toy / SECOND).unlink()
     error = reject(toy, MissingShard)
     assert error.details["count"] == 1
-    assert SECOND in error.cause
-    assert INDEX in error.cause
+    assert error.cause == f"{INDEX}: 1 shard named by the index is missing: {SECOND}"
     assert str(toy) not in str(error)
     assert not error.retryable
 
@@ -172,7 +206,9 @@ def test_a_missing_shard_is_named(toy: Path) -> None:
 def test_renamed_shards_are_missing_shards(toy: Path) -> None:
     for name in SHARDS:
         os.rename(toy / name, toy / name.replace("model", "renamed"))
-    assert reject(toy, MissingShard).details["count"] == 3
+    error = reject(toy, MissingShard)
+    assert error.details["count"] == 3
+    assert error.cause == f"{INDEX}: 3 shards named by the index are missing: {', '.join(SHARDS)}"
 
 
 def test_many_missing_shards_are_counted_and_cut(tmp_path: Path) -> None:
@@ -212,9 +248,9 @@ def test_one_file_under_two_names_is_a_mismatch(toy: Path) -> None:
 
 def test_unlisted_files_are_ignored_and_reported(toy: Path) -> None:
     (toy / "adapter.safetensors").write_bytes(tensors_file("a1"))
-    (toy / "model.safetensors").write_bytes(b"not even one")
+    (toy / "model.fp16.safetensors").write_bytes(b"not even one")
     source = accept(toy)
-    assert source.unlisted == ("adapter.safetensors", "model.safetensors")
+    assert source.unlisted == ("adapter.safetensors", "model.fp16.safetensors")
     assert names(source) == list(SHARDS)
 
 
@@ -324,7 +360,7 @@ def test_a_deleted_blob_is_a_missing_shard(cached: Path) -> None:
     error = reject(cached, MissingShard)
     assert (error.details["count"], error.details["missing_shards"]) == (1, (SECOND,))
     (cached / INDEX).resolve().unlink()
-    assert reject(cached, MissingShard).cause.startswith(INDEX)
+    assert reject(cached, MissingShard).cause == f"{INDEX}: it is absent, or a link that dangles"
 
 
 def test_another_repository_of_the_same_cache_is_outside(cached: Path) -> None:
@@ -338,7 +374,9 @@ def test_another_repository_of_the_same_cache_is_outside(cached: Path) -> None:
 
 def test_a_single_link_that_dangles_is_missing(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to("../../blobs/gone")
-    assert "model.safetensors" in reject(tmp_path, MissingShard).cause
+    error = reject(tmp_path, MissingShard)
+    assert error.cause == "model.safetensors: it is absent, or a link that dangles"
+    assert error.details["missing_shards"] == ("model.safetensors",)
 
 
 def test_links_in_a_loop_are_unreadable(toy: Path) -> None:
@@ -591,3 +629,22 @@ def test_a_configuration_that_lies_outside_is_not_read(toy: Path) -> None:
     assert source.config is None
     assert source.config_problem is not None
     assert "outside" in source.config_problem
+
+
+def test_a_configuration_is_read_without_weights_and_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "config.json").write_text('{"a": 1}')
+    (tmp_path / "alias").symlink_to("toy")
+    for root in (tmp_path / "toy", str(tmp_path / "toy"), tmp_path / "alias"):
+        assert read_config(root) == ({"a": 1}, '{"a": 1}', None)
+
+
+@pytest.mark.parametrize("root", ["missing", "missing/deeper", "", "a\0b", "\ud800", "x" * 5000, "file", "file/x"])
+def test_where_no_directory_is_the_configuration_has_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(b"")
+    Path("config.json").write_text("{}")  # the working directory is never meant by an empty path
+    config, text, problem = read_config(root)
+    assert (config, text) == (None, None)
+    assert problem
+    assert problem.isprintable()

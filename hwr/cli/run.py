@@ -1,0 +1,103 @@
+"""`hwr run`: load a model the way a server would, say how, run it.
+
+Owns the command line, the ranks, and the report. Promises that with one rank this very process is the worker, and that with several
+each gets the same options object, value for value, the given ones and their origins included (R2).
+Refuses to run with options that this version does not have; `--print-config` shows them all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from hwr import telemetry
+from hwr.cli.arguments import add_options, composed
+from hwr.cli.print_config import print_config
+from hwr.cli.worker import Work, run_work
+from hwr.errors import OptionError
+from hwr.options import Options
+from hwr.telemetry import rundir
+
+
+def add_command(commands: Any) -> None:
+    """Add `run` to the commands."""
+    parser = commands.add_parser("run", help="load a model, report how, run forward passes", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("model", metavar="MODEL_DIR", help="directory of a checkpoint: config.json and safetensors weights")
+    parser.add_argument("--dtype", metavar="DTYPE", help="load in this dtype (default: as config.json says)")
+    parser.add_argument("--steps", metavar="N", help="forward passes on synthetic input (default: 1 where input can be derived)")
+    parser.add_argument("--ranks", metavar="N", default="1", help="independent processes to start (default: 1, this one)")
+    parser.add_argument("--hold", action="store_true", help="stay up after the last step, until a signal")
+    parser.add_argument("--print-config", action="store_true", help="print every option, its value and where it came from, for each rank")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object a rank")
+    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    add_options(parser)
+    parser.set_defaults(command=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run it."""
+    options = composed(arguments)
+    ranks = whole("--ranks", arguments.ranks, least=1)
+    steps = None if arguments.steps is None else whole("--steps", arguments.steps, least=0)
+    work = Work(
+        model=arguments.model,
+        dtype=arguments.dtype,
+        steps=steps,
+        hold=arguments.hold,
+        as_json=arguments.json,
+        quiet=arguments.quiet,
+        print_config=arguments.print_config,
+        rank=None if ranks == 1 else 0,
+    )
+    if ranks == 1:
+        if arguments.print_config:
+            print_config(options, as_json=arguments.json)
+            return 0
+        return run_work(work, options)
+    return _run_ranks(work, options, ranks)
+
+
+def whole(option: str, text: str, *, least: int) -> int:
+    """Return the value of an argument that is a whole number.
+
+    Raises:
+        OptionError: it is not, or it is too small.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise OptionError(option=option, problem=f"{text!r} is not allowed", remedy=f"Give a whole number of at least {least}.")
+    return value
+
+
+def _run_ranks(work: Work, options: Options, ranks: int) -> int:
+    """Start one process a rank, hand each its work, and return the worst exit status."""
+    environ = dict(os.environ)
+    environ["HWR_RUN_ID"] = rundir.run_id(environ)  # one run, many ranks
+    children = []
+    for rank in range(ranks):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "hwr.cli.worker"],
+            stdin=subprocess.PIPE,
+            env={**environ, "HWR_RANK": str(rank), "WORLD_SIZE": str(ranks)},
+            text=True,
+        )
+        assert child.stdin is not None
+        child.stdin.write(json.dumps({"work": work.for_rank(rank), "options": options.to_json()}))
+        child.stdin.close()
+        children.append(child)
+    try:
+        statuses = [child.wait() for child in children]
+    except KeyboardInterrupt:
+        statuses = [child.wait() for child in children]  # the terminal sent it to them too
+    for rank, status in enumerate(statuses):
+        if status:
+            print(f"hwr: rank {rank} ended with status {status}", file=sys.stderr)
+    telemetry.close()
+    return max((128 - status if status < 0 else status for status in statuses), default=0)
