@@ -1,8 +1,8 @@
 """The runtime: `load` wires the stages, in order.
 
 Owns resolution, its one report, and what happens next on each answer. Promises that every resolution ends in exactly one report event
-whatever happens (R1), that preferred falls back to the ordinary load on retryable failures only (R2), that required never serves what it
-could not verify (R3), and that disabled touches nothing (R4). Sits inside somebody else's server: no signal handlers, no logging set-up,
+whatever happens (F1), that preferred falls back to the ordinary load on retryable failures only (F2), that required never serves what it
+could not verify (F3), and that disabled touches nothing (F4). Sits inside somebody else's server: no signal handlers, no logging set-up,
 no global registry. Refuses to change a live model or a finished resolution because a publication failed.
 """
 

@@ -1,6 +1,7 @@
 """`hwr demo`: the main job on a real model, cold in one process and warm in another.
 
-Owns the sequence and the table. Promises fresh processes, the code that a server runs, figures from the journals' own events, and a comparison with stock loading bit by bit. Refuses to pretend: a step that fails ends the demo with its own two lines.
+Owns the sequence and the table. Promises fresh processes, the code that a server runs, figures from the journals' own events, and a
+comparison with stock loading bit by bit. Refuses to pretend: a step that fails ends the demo with its own two lines.
 """
 
 from __future__ import annotations

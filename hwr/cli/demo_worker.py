@@ -7,6 +7,7 @@ Refuses to know the other starts.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ def main() -> int:
     """Do what standard input orders and print the answer."""
     order = json.load(sys.stdin)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the demo ends us with SIGTERM, also after a Ctrl-C
+    logging.getLogger("hwr").addHandler(logging.NullHandler())  # a failure is two lines of its own
     quiet_libraries()
     if order["root"] is None:
         return _answer(_stock(order["model"]))

@@ -8,6 +8,7 @@ Refuses tracebacks for what has a name.
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     chosen = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = chosen.command
+    show_logs(getattr(chosen, "log_level", None))
     try:
         return command(chosen)
     except HwrError as error:
@@ -60,6 +62,18 @@ def build_parser() -> HwrParser:
     for plugin in metadata.entry_points(group=PLUGINS):
         plugin.load()(commands)
     return parser
+
+
+def show_logs(level: str | None) -> None:
+    """Show the log projection only to those who ask: without a handler, Python would print warnings beside our two lines."""
+    logger = logging.getLogger("hwr")
+    if level is None:
+        logger.addHandler(logging.NullHandler())
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
 
 
 def report_failure(error: HwrError, run_dir: str | None = None) -> int:

@@ -33,6 +33,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--hold", action="store_true", help="stay up after the last step, until a signal")
     parser.add_argument("--print-config", action="store_true", help="print every option, its value and where it came from, for each rank")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object a rank")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning"), help="show the log projection on standard error")
     parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
     add_options(parser)
     parser.set_defaults(command=command)
@@ -50,6 +51,7 @@ def command(arguments: argparse.Namespace) -> int:
         hold=arguments.hold,
         as_json=arguments.json,
         quiet=arguments.quiet,
+        log_level=arguments.log_level,
         print_config=arguments.print_config,
         rank=None if ranks == 1 else 0,
     )

@@ -17,7 +17,7 @@ from typing import Any
 from hwr import telemetry
 from hwr.cli.print_config import print_config
 from hwr.cli.progress import shown
-from hwr.errors import NotImplementedYet, Unavailable
+from hwr.errors import HwrError, NotImplementedYet, Unavailable
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import LoadStage, Phase
 from hwr.report import Report
@@ -36,6 +36,7 @@ class Work:
     hold: bool
     as_json: bool
     quiet: bool
+    log_level: str | None
     print_config: bool
     rank: int | None
 
@@ -71,11 +72,11 @@ def run_work(work: Work, options: Options) -> int:
 
 def main() -> int:
     """Do the work that standard input orders."""
-    from hwr.cli.main import report_failure
-    from hwr.errors import HwrError
+    from hwr.cli.main import report_failure, show_logs
 
     order = json.load(sys.stdin)
     work, options = Work(**order["work"]), Options.from_json(order["options"])
+    show_logs(work.log_level)
     if work.print_config:
         print_config(options, as_json=work.as_json, rank=work.rank)
         return 0

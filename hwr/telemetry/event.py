@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from math import isfinite
+from typing import Any, ClassVar, Final
 
 from hwr.outcomes import Operation, Outcome, Severity
 from hwr.units import printable
@@ -57,7 +58,9 @@ _DOTTED = {"error_code": "error.code", "error_reason": "error.reason"}
 
 
 # Integers beyond 64 bits have no place in JSON; nothing of ours is that large, a foreign header or LFS pointer may be.
-_INT_LIMIT = 1 << 63
+_INT_LIMIT: Final = 1 << 63
+# Nothing of ours nests deeper than a list in a table; what does comes from outside, or contains itself.
+_DEPTH: Final = 8
 
 
 def json_key(field: str) -> str:
@@ -83,21 +86,36 @@ def attributes(event: Event) -> dict[str, Any]:
         if value is None:
             continue
         kind = type(value)
-        plain = kind is float or kind is bool or (kind is int and -_INT_LIMIT <= value < _INT_LIMIT)
+        plain = kind is bool or (kind is int and -_INT_LIMIT <= value < _INT_LIMIT) or (kind is float and isfinite(value))
         attrs[key] = value if plain else clean(value)
     return attrs
 
 
-def clean(value: Any) -> Any:
-    """Make a value safe for JSON: text printable, containers plain; a float that is no number becomes null in orjson."""
+def clean(value: Any, depth: int = 0) -> Any:
+    """Make a value safe for JSON, whatever it is: text printable, containers plain, a float that is no number null.
+
+    Never raises: this is where objects of other libraries (a NumPy scalar, a path) enter telemetry.
+    """
     if isinstance(value, str):
         return printable(str(value))
-    if isinstance(value, dict):
-        return {printable(str(key)): clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [clean(item) for item in value]
-    if value is None or isinstance(value, bool | float):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else None
     if isinstance(value, int):
-        return value if -_INT_LIMIT <= value < _INT_LIMIT else float(value) if abs(value) < 1 << 1023 else None
-    return printable(str(value))
+        number = int(value)
+        return number if -_INT_LIMIT <= number < _INT_LIMIT else float(number) if abs(number) < 1 << 1023 else None
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        if depth >= _DEPTH:
+            return f"<{type(value).__name__} of {len(value)}>"
+        if isinstance(value, dict):
+            return {_foreign(key): clean(item, depth + 1) for key, item in value.items()}
+        return [clean(item, depth + 1) for item in value]
+    return _foreign(value)
+
+
+def _foreign(value: Any) -> str:
+    try:
+        return printable(str(value))
+    except Exception:  # noqa: BLE001 - somebody else's __str__ may raise anything, and an event never does
+        return f"<{type(value).__name__}>"
