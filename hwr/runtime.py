@@ -26,9 +26,13 @@ from hwr.errors import (
     CanonicalLoadFailed,
     HwrError,
     LocalMiss,
+    ProducerFailed,
     ResolutionFailed,
+    RestorePreflightFailed,
     SourceChanged,
     SourceRejected,
+    StoreIoError,
+    errno_text,
 )
 from hwr.loader.factory import ModelFactory, as_factory
 from hwr.loader.identity import compose_identity
@@ -60,7 +64,7 @@ from hwr.telemetry import events as E
 from hwr.telemetry import memory
 from hwr.telemetry.failures import record_failure
 from hwr.telemetry.hub import Span
-from hwr.units import short_key
+from hwr.units import one_line, short_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +198,7 @@ class _Load:
                 finally:
                     self.report.seconds = resolution.elapsed
                     resolution.add(result=self.report.outcome, attempts=tuple(_said(attempt) for attempt in self.report.attempts))
-        except BaseException as error:
+        except Exception as error:  # an exit or an interrupt is no failure: whoever asked for it says what comes next
             if isinstance(error, HwrError):
                 record_failure(error, fatal=True)
             telemetry.emit(E.PhaseChanged(phase=Phase.FAILED))
@@ -227,6 +231,8 @@ class _Load:
             loaded = self._from_store()
         except HwrError as failure:
             return self._after_failure(failure)
+        except OSError as error:
+            return self._after_failure(self._store_io(error))
         if loaded is not None:
             return loaded
         if self.mode is RuntimeMode.REQUIRED:
@@ -240,14 +246,25 @@ class _Load:
         """Judge a failure before anything was restored."""
         if self.mode is RuntimeMode.REQUIRED or not failure.retryable:
             raise ResolutionFailed(failure=failure) from failure
-        record_failure(failure, fatal=False)
         if isinstance(failure, SourceRejected):
             try:
-                return self._fall_back(publishing=False)
+                loaded = self._fall_back(publishing=False)
             except CanonicalLoadFailed as second:
                 raise failure from second  # our reason says more than a library's
+            record_failure(failure, fatal=False)
+            return loaded
+        record_failure(failure, fatal=False)
         # Only what can be built is published: a denied or corrupt artifact is replaced, a broken store is left alone.
         return self._fall_back(publishing=self.identity is not None and self.domain is not None)
+
+    def _store_io(self, error: OSError) -> StoreIoError:
+        """Name an error that no room named: it must not stop an ordinary load (F2)."""
+        path = error.filename if isinstance(error.filename, str) else str(self.options.root)
+        failure = StoreIoError(
+            reason="os_error", root=str(self.options.root), path=path, operation="using the store", problem=errno_text(error)
+        )
+        failure.__cause__ = error
+        return failure
 
     # the warm way -----------------------------------------------------------------------------------------------
 
@@ -274,7 +291,7 @@ class _Load:
         memory.sample(MemoryMoment.AFTER_MAP, [lease.mapped()])
         try:
             with self._attempt(ResolutionStage.RESTORATION):
-                with self._stage(LoadStage.SKELETON):
+                with self._stage(LoadStage.SKELETON), _building():
                     module = self.factory.skeleton()
                 with self._stage(LoadStage.RESTORE), telemetry.span(E.RestoreBegun(key=lease.key)) as restoring:
                     plan = plan_restore(module, lease)
@@ -313,7 +330,7 @@ class _Load:
         return Loaded(module, self.report, None, ())
 
     def _canonical(self) -> torch.nn.Module:
-        with self._attempt(ResolutionStage.CANONICAL_LOADING, quiet=self.mode is RuntimeMode.DISABLED):
+        with self._attempt(ResolutionStage.CANONICAL_LOADING, quiet=self.mode is RuntimeMode.DISABLED, last=True):
             try:
                 self._import()
                 with self._stage(LoadStage.CANONICAL):
@@ -344,9 +361,17 @@ class _Load:
                 with telemetry.span(E.ProductionBegun(key=key, producer=PRODUCER)) as producing:
                     produced = finalized_model(module, self.plan)
                     producing.add(tensors=len(produced.tensors), bytes=produced.bytes)
+                result = publish(self.domain, self.identity, produced.tensors, aliases=produced.aliases, unchanged=self._source_unchanged)
             except HwrError as failure:
                 return Publication(PublicationOutcome.FAILED, key, failure=failure)
-            result = publish(self.domain, self.identity, produced.tensors, aliases=produced.aliases, unchanged=self._source_unchanged)
+            except Exception as error:  # noqa: BLE001  (a tensor of a kind that cannot be read as bytes; the model is loaded all the same)
+                failed = ProducerFailed(
+                    reason=type(error).__name__,
+                    key=short_key(key),
+                    problem=f"{type(error).__name__}: {one_line(str(error))}",
+                    remedy="The model was loaded the ordinary way; report what kind of tensors it holds.",
+                )
+                return Publication(PublicationOutcome.FAILED, key, failure=failed)
         self.report.bytes, self.report.tensors = result.payload_bytes, len(produced.tensors)
         return result
 
@@ -363,7 +388,7 @@ class _Load:
     # the stages -------------------------------------------------------------------------------------------------
 
     def inspect(self) -> CheckpointSource:
-        with self._stage(LoadStage.INSPECT):
+        with self._attempt(ResolutionStage.CANONICAL_LOADING, quiet=True), self._stage(LoadStage.INSPECT):
             try:
                 self.source = open_source(self.directory)
             except SourceRejected as rejected:
@@ -389,10 +414,11 @@ class _Load:
 
     def identify(self, source: CheckpointSource, domain: Domain) -> ArtifactIdentity:
         self._import()
-        with self._stage(LoadStage.IDENTITY):
+        with self._attempt(ResolutionStage.LOOKUP, quiet=True), self._stage(LoadStage.IDENTITY):
             digests: SourceDigests = source_digests(source, domain.layout.digests)
             adaptation = Adaptation(self.adaptation.kind, self.adaptation.fingerprint) if self.adaptation is not None else None
-            self.identity = compose_identity(self.factory, digests.content_ids, self.plan, adaptation)
+            with _building():  # what gives the tensors their meaning may have to be asked of a skeleton
+                self.identity = compose_identity(self.factory, digests.content_ids, self.plan, adaptation)
         self.report.key = self.identity.key
         return self.identity
 
@@ -419,13 +445,16 @@ class _Load:
 
     @contextmanager
     def _stage(self, stage: LoadStage) -> Iterator[Span]:
-        with telemetry.span(E.StageBegun(stage=stage), stage=stage) as running:
-            yield running
-        self.report.stage_seconds[stage] = self.report.stage_seconds.get(stage, 0.0) + running.seconds
+        running = telemetry.span(E.StageBegun(stage=stage), stage=stage)
+        try:
+            with running:
+                yield running
+        finally:
+            self.report.stage_seconds[stage] = self.report.stage_seconds.get(stage, 0.0) + running.seconds
 
     @contextmanager
-    def _attempt(self, stage: ResolutionStage, *, quiet: bool = False) -> Iterator[_Attempt]:
-        """Note an attempt; `quiet` ones are noted only if they fail."""
+    def _attempt(self, stage: ResolutionStage, *, quiet: bool = False, last: bool = False) -> Iterator[_Attempt]:
+        """Note an attempt; `quiet` ones are noted only if they fail, and after the `last` there is nothing else to try."""
         attempt = _Attempt()
         begun = time.monotonic()
         try:
@@ -433,7 +462,7 @@ class _Load:
         except HwrError as error:
             attempt.result = AttemptResult.TIMEOUT if error.exit_code == 4 else AttemptResult.ERROR
             attempt.failure = Failure.of(error)
-            if self.mode is not RuntimeMode.PREFERRED or not error.retryable or stage is ResolutionStage.CANONICAL_LOADING:
+            if self.mode is not RuntimeMode.PREFERRED or not error.retryable or last:
                 attempt.action = ResolutionAction.FAIL_STARTUP
             elif attempt.action is ResolutionAction.SKIP:
                 attempt.action = ResolutionAction.CANONICAL_FALLBACK
@@ -481,6 +510,18 @@ class _Attempt:
     result: AttemptResult = AttemptResult.SUCCESS
     action: ResolutionAction = ResolutionAction.SKIP  # nothing else was needed
     failure: Failure | None = None
+
+
+@contextmanager
+def _building() -> Iterator[None]:
+    """Name what a module's constructor raises: some cannot do without values, which the ordinary load gives them (F2)."""
+    try:
+        yield
+    except (HwrError, OSError):
+        raise
+    except Exception as error:
+        problem = f"it cannot be built without its parameters: {type(error).__name__}: {one_line(str(error))}"
+        raise RestorePreflightFailed(reason=type(error).__name__, problem=problem) from error
 
 
 def _said(attempt: Attempt) -> str:

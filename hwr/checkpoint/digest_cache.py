@@ -13,6 +13,7 @@ import hashlib
 import json
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from hwr.units import canonical_json
 
 SCHEMA_VERSION: Final = 1
 PURPOSE: Final = ChecksumPurpose.SOURCE
+TELL_SECONDS: Final = 0.25
 # File times advance with the kernel's tick, 1-10 ms; within that a second write leaves no trace.
 RACY_NS: Final = 20_000_000
 # A hidden pass through a page-cache mapping: BLAKE3's threads pay off over mappings of this size.
@@ -56,11 +58,14 @@ def source_digests(source: CheckpointSource, entries: Path | None) -> SourceDige
     with span(SourceDigestBegun(files=len(source.shards), planned_bytes=planned)) as pass_:
         ids: list[str] = []
         hashed = done = 0
+        told = time.monotonic()
 
         def progress(count: int) -> None:
-            nonlocal done
+            nonlocal done, told
             done += count
-            pass_.progress(SourceDigestProgress(done_bytes=done, planned_bytes=planned))
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                pass_.progress(SourceDigestProgress(done_bytes=done, planned_bytes=planned))
 
         for shard in source.shards:
             known = None if entries is None else _read(entries, shard)
@@ -111,7 +116,7 @@ def _write(entries: Path, shard: Shard, content_id: str, begun_ns: int) -> None:
     }
     record["record_sha256"] = _record_digest(record)
     target = entries / entry_name(shard.path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
     with contextlib.suppress(OSError):
         try:
             temporary.write_bytes(canonical_json(record))

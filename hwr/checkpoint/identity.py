@@ -149,4 +149,10 @@ def _section(kind: Any, value: Any) -> Any:
     names = set(kind.__slots__)
     if not isinstance(value, dict) or set(value) != names:
         raise ValueError(f"identity: wrong keys in {kind.__name__.lower()}")
+    for name, wanted in kind.__annotations__.items():
+        if type(value[name]) is not _TYPES[wanted]:
+            raise TypeError(f"identity: {kind.__name__.lower()}.{name} is of type {type(value[name]).__name__}")
     return kind(**value)
+
+
+_TYPES: Final = {"str": str, "int": int, "Mapping[str, Any]": dict}

@@ -15,10 +15,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hwr.cli.arguments import HwrParser
+from hwr.cli.children import terminated
 from hwr.errors import CanonicalLoadFailed, Unavailable
 from hwr.outcomes import ChecksumPurpose, LoadStage
 from hwr.telemetry import rundir
@@ -48,15 +50,22 @@ def command(arguments: argparse.Namespace) -> int:
         _remove_store(root)
     environ = {**os.environ, "HWR_RUN_DIR": str(run_dir), "HWR_RUN_ID": rundir.run_id({})}
     print(f"model    {model}\nstore    {root}\njournals {run_dir}\n", flush=True)
-    stock = _ask({"model": str(model), "root": None}, environ, "stock loading")
-    first = _ask({"model": str(model), "root": str(root)}, environ, "first start")
-    with _start({"model": str(model), "root": str(root), "serve": True}, environ) as child:
-        second = _answer(child, "second start")
-        scraped = _scrape(second["metrics"])
-        _print(stock, first, second)
-        _where(second, run_dir, scraped, held=arguments.hold)
-        _end(child, held=arguments.hold)
-    same = stock["embedding"] == first["embedding"] == second["embedding"]
+    same = False
+    with terminated() as stop:
+        stock = _ask({"model": str(model), "root": None}, environ, "stock loading")
+        first = _ask({"model": str(model), "root": str(root)}, environ, "first start")
+        with _start({"model": str(model), "root": str(root), "serve": True}, environ) as child:
+            second = _answer(child, "second start")
+            scraped = _scrape(second["metrics"])
+            _print(stock, first, second)
+            _where(second, run_dir, scraped, held=arguments.hold)
+            same = stock["embedding"] == first["embedding"] == second["embedding"]
+            if arguments.hold:
+                print("\nholding; Ctrl-C ends it", flush=True)
+                child.wait()
+            child.send_signal(signal.SIGTERM)
+    if stop.signal and not (same and stop.signal == signal.SIGINT):  # Ctrl-C is how a demo that holds is meant to end
+        return stop.exit_code
     return 0 if same else 1
 
 
@@ -94,14 +103,20 @@ def _ask(order: dict[str, Any], environ: dict[str, str], what: str) -> dict[str,
         return _answer(child, what)
 
 
-def _start(order: dict[str, Any], environ: dict[str, str]) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
+@contextlib.contextmanager
+def _start(order: dict[str, Any], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a process for one order; it ends with the block, whatever ends that."""
+    with subprocess.Popen(
         [sys.executable, "-m", "hwr.cli.demo_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
-    )
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(order))
-    child.stdin.close()
-    return child
+    ) as child:
+        try:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps({**order, "parent": os.getpid()}))
+            child.stdin.close()
+            yield child
+        except BaseException:
+            child.send_signal(signal.SIGTERM)
+            raise
 
 
 def _answer(child: subprocess.Popen[str], what: str) -> dict[str, Any]:
@@ -168,12 +183,3 @@ def _where(second: dict[str, Any], run_dir: Path, scraped: int | Unavailable, *,
     print("look at it:")
     print(f"  curl -s {second['metrics']} | grep hwr_resolutions_total" if held else f"  less {second['journal']}/events.000001.jsonl")
     print(f"  hwr store ls --root {second['root']}", flush=True)
-
-
-def _end(child: subprocess.Popen[str], *, held: bool) -> None:
-    if held:
-        print("\nholding; Ctrl-C ends it", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            child.wait()
-    child.send_signal(signal.SIGTERM)
-    child.wait()

@@ -7,7 +7,6 @@ Refuses to know the other starts.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -15,8 +14,10 @@ import time
 from typing import Any
 
 from hwr import telemetry
+from hwr.cli.children import end_with_parent, terminated
+from hwr.cli.ending import ended, show_logs
 from hwr.cli.worker import quiet_libraries
-from hwr.errors import HwrError, Unavailable
+from hwr.errors import Unavailable
 from hwr.options import Options
 from hwr.outcomes import Phase
 from hwr.procfs.smaps_rollup import read_smaps_rollup
@@ -29,17 +30,16 @@ SENTENCE = "The weights are already on the node."
 def main() -> int:
     """Do what standard input orders and print the answer."""
     order = json.load(sys.stdin)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the demo ends us with SIGTERM, also after a Ctrl-C
-    logging.getLogger("hwr").addHandler(logging.NullHandler())  # a failure is two lines of its own
-    quiet_libraries()
-    if order["root"] is None:
-        return _answer(_stock(order["model"]))
-    try:
-        return _ours(order)
-    except HwrError as error:
-        from hwr.cli.main import report_failure
-
-        return report_failure(error)
+    end_with_parent(order["parent"])
+    # The demo ends us with SIGTERM, also after a Ctrl-C, which a terminal sends to us too.
+    status = 0
+    with terminated(ignore=(signal.SIGINT,)):
+        show_logs(None)
+        quiet_libraries()
+        work = (lambda: _answer(_stock(order["model"]))) if order["root"] is None else (lambda: _ours(order))
+        status = ended(work, enabled=order["root"] is not None)
+    telemetry.close()
+    return status
 
 
 def _stock(model: str) -> dict[str, Any]:
@@ -76,10 +76,8 @@ def _ours(order: dict[str, Any]) -> int:
                 "metrics": None if isinstance(serving, Unavailable) else serving.url,
             }
         )
-        if order.get("serve"):
-            signal.signal(signal.SIGTERM, lambda *_: None)
+        while order.get("serve"):
             signal.pause()
-    telemetry.close()
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from hwr import telemetry
 from hwr.cli.arguments import add_options, composed
 from hwr.cli.progress import shown
+from hwr.cli.values import one_dtype
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import Role
 from hwr.units import bytes_text, seconds_text
@@ -47,13 +48,14 @@ def command(arguments: argparse.Namespace) -> int:
     options = composed(arguments)
     refuse_unimplemented(options)
     configure_tool(options)
+    dtype = one_dtype(arguments.dtype)
     from hwr.cli.worker import quiet_libraries
     from hwr.loader.factory import PretrainedFactory
     from hwr.runtime import publish_checkpoint
 
     quiet_libraries()
     with shown(quiet=arguments.quiet):
-        result, report = publish_checkpoint(PretrainedFactory(arguments.model, arguments.dtype), arguments.model, options)
+        result, report = publish_checkpoint(PretrainedFactory(arguments.model, dtype), arguments.model, options)
     if arguments.json:
         stages = {stage.value: seconds for stage, seconds in report.stage_seconds.items()}
         told = {"outcome": result.outcome, "key": result.key, "content_digest": result.content_digest, "bytes": result.payload_bytes}

@@ -8,17 +8,19 @@ Refuses to run with options that this version does not have; `--print-config` sh
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from typing import Any
 
-from hwr import telemetry
 from hwr.cli.arguments import add_options, composed
+from hwr.cli.children import forwarding
+from hwr.cli.ending import ended
 from hwr.cli.print_config import print_config
+from hwr.cli.values import one_dtype, whole
 from hwr.cli.worker import Work, run_work
-from hwr.errors import OptionError
 from hwr.options import Options
 from hwr.telemetry import rundir
 
@@ -46,7 +48,7 @@ def command(arguments: argparse.Namespace) -> int:
     steps = None if arguments.steps is None else whole("--steps", arguments.steps, least=0)
     work = Work(
         model=arguments.model,
-        dtype=arguments.dtype,
+        dtype=one_dtype(arguments.dtype),
         steps=steps,
         hold=arguments.hold,
         as_json=arguments.json,
@@ -59,47 +61,32 @@ def command(arguments: argparse.Namespace) -> int:
         if arguments.print_config:
             print_config(options, as_json=arguments.json)
             return 0
-        return run_work(work, options)
+        return ended(lambda: run_work(work, options), enabled=options.telemetry.enabled)
     return _run_ranks(work, options, ranks)
-
-
-def whole(option: str, text: str, *, least: int) -> int:
-    """Return the value of an argument that is a whole number.
-
-    Raises:
-        OptionError: it is not, or it is too small.
-    """
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise OptionError(option=option, problem=f"{text!r} is not allowed", remedy=f"Give a whole number of at least {least}.")
-    return value
 
 
 def _run_ranks(work: Work, options: Options, ranks: int) -> int:
     """Start one process a rank, hand each its work, and return the worst exit status."""
     environ = dict(os.environ)
     environ["HWR_RUN_ID"] = rundir.run_id(environ)  # one run, many ranks
-    children = []
-    for rank in range(ranks):
-        child = subprocess.Popen(
-            [sys.executable, "-m", "hwr.cli.worker"],
-            stdin=subprocess.PIPE,
-            env={**environ, "HWR_RANK": str(rank), "WORLD_SIZE": str(ranks)},
-            text=True,
-        )
-        assert child.stdin is not None
-        child.stdin.write(json.dumps({"work": work.for_rank(rank), "options": options.to_json()}))
-        child.stdin.close()
-        children.append(child)
-    try:
+    children: list[subprocess.Popen[str]] = []
+    with forwarding(children) as stop:
+        for rank in range(ranks):
+            child = subprocess.Popen(
+                [sys.executable, "-m", "hwr.cli.worker"],
+                stdin=subprocess.PIPE,
+                env={**environ, "HWR_RANK": str(rank), "WORLD_SIZE": str(ranks)},
+                text=True,
+            )
+            children.append(child)
+            if stop.signal:  # it came between the start of the child and its place in the list
+                child.send_signal(stop.signal)
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended already; its status says how
+                child.stdin.write(json.dumps({"work": work.for_rank(rank), "options": options.to_json()}))
+                child.stdin.close()
         statuses = [child.wait() for child in children]
-    except KeyboardInterrupt:
-        statuses = [child.wait() for child in children]  # the terminal sent it to them too
     for rank, status in enumerate(statuses):
         if status:
             print(f"hwr: rank {rank} ended with status {status}", file=sys.stderr)
-    telemetry.close()
     return max((128 - status if status < 0 else status for status in statuses), default=0)

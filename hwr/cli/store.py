@@ -17,6 +17,7 @@ from hwr import telemetry
 from hwr.cli.arguments import add_options, composed
 from hwr.cli.progress import shown
 from hwr.cli.publish import configure_tool
+from hwr.cli.values import one_dtype
 from hwr.errors import EXIT_FAILURE, EXIT_OK, DomainUnavailable, HwrError, LocalMiss, OptionError, Unavailable
 from hwr.options import Options
 from hwr.outcomes import InventoryState, ValidationLevel
@@ -143,10 +144,11 @@ def explain(arguments: argparse.Namespace) -> int:
     arguments.host_weight_runtime_mode = "preferred"
     options = composed(arguments)
     configure_tool(options)
+    dtype = one_dtype(arguments.dtype)
     from hwr.loader.factory import PretrainedFactory
     from hwr.runtime import explain as explained
 
-    key, miss = explained(PretrainedFactory(arguments.model, arguments.dtype), arguments.model, options)
+    key, miss = explained(PretrainedFactory(arguments.model, dtype), arguments.model, options)
     if arguments.json:
         told = (
             None

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hwr import telemetry
+from hwr.cli.children import end_with_parent, terminated
+from hwr.cli.ending import ended, show_logs
 from hwr.cli.print_config import print_config
 from hwr.cli.progress import shown
-from hwr.errors import HwrError, NotImplementedYet, Unavailable
+from hwr.errors import NotImplementedYet, Unavailable
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import LoadStage, Phase
 from hwr.report import Report
@@ -39,20 +41,21 @@ class Work:
     log_level: str | None
     print_config: bool
     rank: int | None
+    parent: int = 0
 
     def for_rank(self, rank: int) -> dict[str, Any]:
-        """Return the work of one rank as JSON values."""
-        return asdict(replace(self, rank=rank))
+        """Return the work of one rank, started by this process, as JSON values."""
+        return asdict(replace(self, rank=rank, parent=os.getpid()))
 
 
 def run_work(work: Work, options: Options) -> int:
     """Load, run, report, hold; return the exit status. Typed failures are raised."""
-    refuse_unimplemented(options)
     told = options.telemetry
     run_dir = None if told.run_dir is None else str(told.run_dir)
     telemetry.configure(told.enabled, run_dir, told.engine, work.rank)
+    refuse_unimplemented(options)
     endpoint = _serve(options, work)
-    with _terminated() as stop, shown(quiet=work.quiet):
+    with terminated(_terminating) as stop, shown(quiet=work.quiet):
         from hwr.loader.factory import PretrainedFactory
         from hwr.runtime import load
 
@@ -67,51 +70,23 @@ def run_work(work: Work, options: Options) -> int:
                 while True:
                     signal.pause()
     telemetry.close()
-    return 128 + stop.signal if stop.signal else 0
+    return stop.exit_code
 
 
 def main() -> int:
     """Do the work that standard input orders."""
-    from hwr.cli.main import report_failure, show_logs
-
     order = json.load(sys.stdin)
     work, options = Work(**order["work"]), Options.from_json(order["options"])
+    end_with_parent(work.parent)
     show_logs(work.log_level)
     if work.print_config:
         print_config(options, as_json=work.as_json, rank=work.rank)
         return 0
-    try:
-        return run_work(work, options)
-    except HwrError as error:
-        return report_failure(error)
+    return ended(lambda: run_work(work, options), enabled=options.telemetry.enabled)
 
 
-class _Terminated(BaseException):
-    """A signal asked for the end; unwinding closes what is open."""
-
-
-@dataclass(slots=True)
-class _Stop:
-    signal: int = 0
-
-
-@contextlib.contextmanager
-def _terminated() -> Iterator[_Stop]:
-    """Turn SIGTERM and SIGINT into an orderly end; this process is ours, so its signals are too."""
-    stop = _Stop()
-
-    def handler(number: int, _: object) -> None:
-        stop.signal = number
-        telemetry.emit(E.PhaseChanged(phase=Phase.TERMINATING))
-        raise _Terminated
-
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with contextlib.suppress(_Terminated):
-            yield stop
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+def _terminating() -> None:
+    telemetry.emit(E.PhaseChanged(phase=Phase.TERMINATING))
 
 
 def _serve(options: Options, work: Work) -> MetricsServer | None:
@@ -172,7 +147,7 @@ def _print(report: Report, work: Work, digest: str | None, endpoint: MetricsServ
         ("publication failure", report.publication_failure and report.publication_failure.message.splitlines()[0]),
         ("transport", f"{report.transport} (registration and offload are not there yet)"),
         ("output sha256", digest and digest[:16]),
-        ("journal", where),
+        ("journal", where if where is not None else "not written"),
         ("metrics", endpoint and endpoint.url),
     ]
     head = "" if work.rank is None else f"rank {work.rank} "

@@ -6,6 +6,7 @@ transformers or diffusers wrote. Promises that ordinary loading is the library's
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -19,11 +20,12 @@ import torch
 from safetensors import safe_open
 
 from hwr.checkpoint.source import CheckpointSource, open_source, read_config
-from hwr.errors import CanonicalLoadFailed, HwrError
+from hwr.errors import CanonicalLoadFailed, HwrError, RestorePreflightFailed
+from hwr.loader.producer import held_tensors
 from hwr.loader.skeleton import build_skeleton
 from hwr.telemetry import emit
 from hwr.telemetry.events import BuffersIgnored
-from hwr.units import one_line
+from hwr.units import canonical_json, one_line
 
 DTYPES: Final = ("float32", "float16", "bfloat16", "float64")
 
@@ -57,21 +59,43 @@ class CallableFactory:
         self._build = build
         self.name = f"{getattr(build, '__module__', '')}.{getattr(build, '__qualname__', type(build).__qualname__)}"
         self.dtype = "as_built"
-        self.metadata: Mapping[str, Any] = {}
+        self._spare: list[torch.nn.Module] = []
+
+    @functools.cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the callable builds, since its name says little: two closures of one name may build in different dtypes."""
+        skeleton = self.skeleton()
+        self._spare.append(skeleton)
+        rows = [[name, kind.value, str(tensor.dtype), list(tensor.shape)] for name, kind, tensor in held_tensors(skeleton)]
+        return {"structure_sha256": hashlib.sha256(canonical_json(rows)).hexdigest()}
 
     def skeleton(self) -> torch.nn.Module:
         """Build it with parameters on meta."""
+        with contextlib.suppress(IndexError):
+            return self._spare.pop()
         module: torch.nn.Module = build_skeleton(self._build)
         return module
 
     def canonical(self, directory: Path, source: CheckpointSource | None) -> torch.nn.Module:
         """Build it and load the checkpoint's tensors by name."""
+        self._spare.clear()
         module = self._build()
         state = {}
         for path in _weight_files(directory, source):
             with safe_open(path, framework="pt") as file:
                 state.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (safe_open is no mapping)
-        missing, unexpected = module.load_state_dict(state, strict=False)
+        try:
+            missing, unexpected = module.load_state_dict(state, strict=False)
+        except RuntimeError as error:
+            raise CanonicalLoadFailed(
+                reason="shapes",
+                model=directory.name,
+                problem=one_line(str(error)),
+                remedy="Give a module whose tensors have the checkpoint's shapes.",
+            ) from error
+        given = {id(tensor) for name, _, tensor in held_tensors(module) if name in state}
+        tied = {name for name, _, tensor in held_tensors(module) if id(tensor) in given}
+        missing = [name for name in missing if name not in tied]
         non_persistent = {name for name, _ in module.named_buffers()}
         ignored = [name for name in unexpected if name in non_persistent]
         if ignored:
@@ -143,10 +167,24 @@ class PretrainedFactory:
 
     def skeleton(self) -> torch.nn.Module:
         """Build it with parameters on meta, in evaluation mode, as `from_pretrained` leaves it."""
+        try:
+            return self._skeleton()
+        except HwrError:
+            raise
+        except Exception as error:  # (whatever a foreign class raises: ordinary loading may still work)
+            problem = f"no skeleton of {self.name}: {type(error).__name__}: {one_line(str(error))}"
+            raise RestorePreflightFailed(reason="skeleton", problem=problem) from error
+
+    def _skeleton(self) -> torch.nn.Module:
         dtype = getattr(torch, self.dtype)
         if self._chosen.library == "diffusers":
-            model: Any = build_skeleton(lambda: self._chosen.model_class.from_config(self.config).to(dtype))
-            return model.eval()  # type: ignore[no-any-return]
+            # As its own loading does: buffers that a class makes in float32 stay so, which a cast afterwards would not see.
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            try:
+                return build_skeleton(lambda: self._chosen.model_class.from_config(self.config)).eval()  # type: ignore[no-any-return]
+            finally:
+                torch.set_default_dtype(before)
         model = build_skeleton(lambda: self._chosen.model_class._from_config(self.config, dtype=dtype)).eval()
         if model.can_generate() and (self._directory / "generation_config.json").is_file():
             from transformers import GenerationConfig

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from hwr.errors import RestoreCommitFailed, RestorePreflightFailed
 from hwr.loader.dtypes import dtype_of
-from hwr.loader.producer import held_tensors
-from hwr.loader.skeleton import meta_tensors
-from hwr.outcomes import TensorKind
+from hwr.loader.producer import held_tensors, other_state
+from hwr.loader.skeleton import meta_tensors, parameter_like, replace_references
 from hwr.store.lease import HostWeightLease
 from hwr.store.manifest import TensorEntry
 
@@ -52,14 +52,16 @@ class RestorePlan:
         if skeleton is None:
             raise RestoreCommitFailed(reason="committed", problem="this plan was committed already")
         manifest = self._lease.manifest
+        old = {name: tensor for name, _, tensor in held_tensors(skeleton)}
         try:
-            values: dict[str, torch.Tensor] = {entry.name: _value(self._lease, entry) for entry in manifest.tensors}
+            values: dict[str, torch.Tensor] = {entry.name: _value(self._lease, entry, old[entry.name]) for entry in manifest.tensors}
             # The same object under both names: load_state_dict keeps a tie only then.
             values.update({alias: values[name] for alias, name in manifest.aliases.items()})
             skeleton.load_state_dict(values, strict=True, assign=True)
+            replace_references(skeleton, {id(tensor): values[name] for name, tensor in old.items()})
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise RestoreCommitFailed(reason=type(error).__name__, problem=f"{type(error).__name__}: {error}") from error
-        left = list(meta_tensors(skeleton))
+        left = [name for name, _ in meta_tensors(skeleton)]
         if left:
             raise RestoreCommitFailed(reason="meta", problem=f"still without bytes: {_some(left)}")
         return Restored(bound=tuple(values), bytes=manifest.tensor_bytes)
@@ -75,28 +77,32 @@ def plan_restore(skeleton: torch.nn.Module, lease: HostWeightLease) -> RestorePl
     entries = {entry.name: entry for entry in manifest.tensors}
     offered = {**entries, **{alias: entries[name] for alias, name in manifest.aliases.items()}}
     wanted = {name: (kind, tensor) for name, kind, tensor in held_tensors(skeleton)}
+    _refuse("extra_state", "state that is no tensor", other_state(skeleton))
+    _refuse("lazy", "not initialized", [n for n, (_, t) in wanted.items() if is_lazy(t)])
     _refuse("missing", "the artifact lacks", sorted(set(wanted) - set(offered)))
     _refuse("unexpected", "the model has no place for", sorted(set(offered) - set(wanted)))
     _refuse("shape", "another shape", [n for n, (_, t) in wanted.items() if tuple(t.shape) != offered[n].shape])
     _refuse("kind", "parameter in one, buffer in the other", [n for n, (kind, _) in wanted.items() if kind is not offered[n].kind])
     _refuse("dtype", "a dtype that this torch does not have", [n for n, e in offered.items() if dtype_of(e.dtype) is None])
     bound = {id(tensor) for _, tensor in wanted.values()}
-    stay = [name for name in meta_tensors(skeleton) if name not in wanted and id(_find(skeleton, name)) not in bound]
-    _refuse("meta", "would stay without bytes", stay)
+    _refuse("meta", "would stay without bytes", [name for name, tensor in meta_tensors(skeleton) if id(tensor) not in bound])
     return RestorePlan(skeleton, lease)
 
 
 def unbind(module: torch.nn.Module, names: tuple[str, ...]) -> None:
     """Replace what refers to a lease's memory by meta tensors; using the module afterwards is an error, not a segmentation fault."""
     wanted = set(names)
-    for prefix, part in module.named_modules():
+    replaced: dict[int, torch.Tensor] = {}
+    keep: list[torch.Tensor] = []  # an id is worth something only while its object lives
+    for prefix, part in module.named_modules(remove_duplicate=False):
         for table in (part._parameters, part._buffers):
             for name, value in table.items():
                 if value is not None and (f"{prefix}.{name}" if prefix else name) in wanted:
                     empty = torch.empty_like(value, device="meta")
-                    table[name] = (
-                        torch.nn.Parameter(empty, requires_grad=value.requires_grad) if isinstance(value, torch.nn.Parameter) else empty
-                    )
+                    made = parameter_like(value, empty.detach()) if isinstance(value, torch.nn.Parameter) else empty
+                    table[name] = replaced[id(value)] = made
+                    keep.append(value)
+    replace_references(module, replaced)
 
 
 def tensor_of(lease: HostWeightLease, entry: TensorEntry) -> torch.Tensor:
@@ -110,12 +116,9 @@ def tensor_of(lease: HostWeightLease, entry: TensorEntry) -> torch.Tensor:
     return torch.frombuffer(lease.view(entry.name), dtype=dtype, count=count).view(entry.shape)
 
 
-def _value(lease: HostWeightLease, entry: TensorEntry) -> torch.Tensor:
+def _value(lease: HostWeightLease, entry: TensorEntry, old: torch.Tensor) -> torch.Tensor:
     tensor = tensor_of(lease, entry)
-    if entry.kind is not TensorKind.PARAMETER:
-        return tensor
-    # requires_grad is the skeleton's; load_state_dict sets it on what it assigns. Integers cannot have a gradient.
-    return torch.nn.Parameter(tensor, requires_grad=tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    return parameter_like(old, tensor) if isinstance(old, torch.nn.Parameter) else tensor
 
 
 def _silence_once() -> None:
@@ -126,14 +129,6 @@ def _silence_once() -> None:
             warnings.simplefilter("ignore")
             torch.frombuffer(memoryview(b"\0"), dtype=torch.uint8)
             _warned = True
-
-
-def _find(module: torch.nn.Module, name: str) -> object:
-    *path, last = name.split(".")
-    part: object = module
-    for step in path:
-        part = getattr(part, step)
-    return getattr(part, last, None)
 
 
 def _refuse(reason: str, what: str, names: list[str]) -> None:

@@ -2,7 +2,8 @@
 
 Owns deny markers, moves to quarantine, and the removal of a dead builder's leftovers.
 Promises deny first, then the move (Q1): even if the move fails the artifact is never served; a marker is durable before the lock is
-let go. Refuses to delete an artifact: what is moved keeps its bytes, and live mappings keep theirs.
+let go. A disk without room for a marker has room for a mode bit: then the artifact's own directory says it (sticky). Refuses to delete
+an artifact: what is moved keeps its bytes, and live mappings keep theirs.
 """
 
 from __future__ import annotations
@@ -19,23 +20,40 @@ from hwr.errors import HwrError, QuarantineFailed, errno_text
 from hwr.outcomes import QuarantineReason
 from hwr.store.domain import Domain, fsync_directory, read_document
 from hwr.store.layout import ARTIFACT_MODE, DIRECTORY_MODE, FILE_MODE, TEMPORARY
+from hwr.store.locks import open_error
 from hwr.telemetry import emit, span
 from hwr.telemetry.events import ArtifactDenied, LeftoversRemoved, QuarantineMoving
 from hwr.units import canonical_json
 
+# What lies there is no marker of ours, but somebody put it there.
+_ODD: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO})
 _GONE: Final = frozenset({errno.ENOENT})
 
 
 def denial(domain: Domain, key: str) -> dict[str, Any] | None:
-    """Return the deny marker of a key, None if there is none. An unreadable marker denies too."""
+    """Return the deny marker of a key, None if there is none. A marker that is odd denies too, and so does the sticky bit.
+
+    Raises:
+        StoreError: whether there is one could not be known (no descriptor left, an I/O error).
+    """
+    path = domain.layout.deny_marker(key)
     try:
-        return read_document(domain.layout.deny_marker(key))
-    except (OSError, HwrError) as error:
+        marker = read_document(path)
+    except HwrError as error:
         return {"reason": "unreadable", "message": str(error)}
+    except OSError as error:
+        if error.errno not in _ODD:
+            raise open_error(error, path) from error
+        return {"reason": "unreadable", "message": errno_text(error)}
+    if marker is None:
+        with contextlib.suppress(OSError):
+            if os.lstat(domain.layout.artifact(key)).st_mode & stat.S_ISVTX:
+                return {"reason": "sticky", "message": "its directory is marked; there was no room for a deny marker"}
+    return marker
 
 
 def deny(domain: Domain, key: str, failure: HwrError) -> bool:
-    """Write a durable deny marker; return False if it cannot be written (a read-only store), which the event says."""
+    """Write a durable deny marker, or mark the directory; return False if neither can be done (a read-only store), which the event says."""
     path = domain.layout.deny_marker(key)
     record = {
         "schema_version": 1,
@@ -55,9 +73,23 @@ def deny(domain: Domain, key: str, failure: HwrError) -> bool:
     except FileExistsError:
         containment = "already_denied"
     except OSError as error:
-        containment = f"failed: {errno_text(error)}"
+        containment = _mark_directory(domain, key) or f"failed: {errno_text(error)}"
     emit(ArtifactDenied(key=key, error_code=failure.code.value, problem=failure.cause, containment=containment))
     return not containment.startswith("failed")
+
+
+def _mark_directory(domain: Domain, key: str) -> str | None:
+    path = domain.layout.artifact(key)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, ARTIFACT_MODE | stat.S_ISVTX)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        return None
+    return "sticky"
 
 
 def lift_denial(domain: Domain, key: str) -> None:
@@ -77,8 +109,11 @@ def quarantine(domain: Domain, key: str, reason: QuarantineReason, source: Path 
     target = domain.layout.new_quarantine(key, reason)
     with span(QuarantineMoving(key=key, cause=reason)) as moving:
         try:
-            is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
-            if is_directory:
+            facts = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        try:
+            if stat.S_ISDIR(facts.st_mode):
                 # A directory that changes its parent must itself be writable, for anybody but root.
                 os.chmod(path, DIRECTORY_MODE)
             os.rename(path, target)
@@ -86,14 +121,14 @@ def quarantine(domain: Domain, key: str, reason: QuarantineReason, source: Path 
             if error.errno in _GONE:
                 return None
             with contextlib.suppress(OSError):
-                if stat.S_ISDIR(os.lstat(path).st_mode):
-                    os.chmod(path, ARTIFACT_MODE)
+                if stat.S_ISDIR(facts.st_mode):
+                    os.chmod(path, ARTIFACT_MODE | facts.st_mode & stat.S_ISVTX)
             raise QuarantineFailed(
                 reason=errno.errorcode.get(error.errno or 0, "os_error").lower(), root=str(domain.root), key=key, problem=errno_text(error)
             ) from error
         moving.add(name=target.name)
         with contextlib.suppress(OSError):  # the move stands; only its survival of a power cut is in doubt
-            if is_directory:
+            if stat.S_ISDIR(facts.st_mode):
                 os.chmod(target, ARTIFACT_MODE)
             fsync_directory(path.parent)
             fsync_directory(target.parent)

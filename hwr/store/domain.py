@@ -114,7 +114,7 @@ def open_domain(root: str | os.PathLike[str], *, limits: Limits, coordination_ti
             created=created,
             writable=domain.writable,
             nofile_limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            max_map_count=_max_map_count(),
+            max_map_count=max_map_count(),
         )
     return domain
 
@@ -287,7 +287,9 @@ def write_document(path: Path, value: dict[str, Any]) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.write(fd, canonical_json(value))
+            rest = memoryview(canonical_json(value))
+            while len(rest):  # on a disk that fills up, a write may be short without an error
+                rest = rest[os.write(fd, rest) :]
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -308,7 +310,8 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _max_map_count() -> int | None:
+def max_map_count() -> int | None:
+    """Return the kernel's limit of mappings a process, None if it cannot be read."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
     except (OSError, ValueError):

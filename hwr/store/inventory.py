@@ -75,6 +75,8 @@ def _entries(layout: StoreLayout) -> Iterator[Entry]:
             marker = document(layout.deny / f"{name}.json")
             denied = os.path.lexists(layout.deny / f"{name}.json")
             reason = str((marker or {}).get("reason", "unreadable")) if denied else None
+            if not denied and _sticky(layout.artifacts / name):  # denied where there was no room for a marker
+                denied, reason = True, "sticky"
             ready = (layout.artifacts / name / READY).is_file()
             state = InventoryState.DENIED if denied or not ready else InventoryState.READY
             yield _entry(name, state, layout.artifacts / name, reason if denied or ready else "unfinished")
@@ -97,6 +99,13 @@ def _entry(key: str, state: InventoryState, path: Path, reason: str | None) -> E
                     size += entry.stat(follow_symlinks=False).st_size
                     files += 1
     return Entry(key=key, state=state, name=path.name, path=path, size_bytes=size, files=files, modified_ns=modified, reason=reason)
+
+
+def _sticky(path: Path) -> bool:
+    try:
+        return bool(os.lstat(path).st_mode & stat.S_ISVTX)
+    except OSError:
+        return False
 
 
 def _names(directory: Path) -> list[str]:

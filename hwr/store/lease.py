@@ -8,10 +8,10 @@ Refuses pickling, and to be taken twice from its carrier.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
 import os
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ NAMES_SHOWN: Final = 3
 _numbers = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MappedFile:
     """One payload file, mapped shared and read-only; `mapping` is None for what has no bytes."""
 
@@ -42,9 +42,60 @@ class MappedFile:
     mapping: mmap.mmap | None
     data: memoryview
 
+    def in_use(self) -> bool:
+        """Whether somebody else than we holds an export of the mapping; it is as it was afterwards."""
+        if self.mapping is None:
+            return False
+        self.data.release()
+        try:
+            # The one question that mmap answers about its exports without closing: they are looked at before anything else.
+            self.mapping.resize(self.size)
+        except BufferError:
+            return True
+        except (TypeError, ValueError, OSError, SystemError):  # a read-only mapping is never resized
+            return False
+        finally:
+            self.data = memoryview(self.mapping)
+        return False
+
+    def unmap(self) -> None:
+        """Unmap, unless somebody holds an export: then the mapping goes with that."""
+        self.data.release()
+        self.data = memoryview(b"")
+        mapping, self.mapping = self.mapping, None
+        if mapping is not None:
+            try:
+                mapping.close()
+            except BufferError:
+                return
+
+
+class _Tail:
+    """What is left to do when the last mapping of a lease is gone, however it went: let go of the lock and tell."""
+
+    def __init__(self, key: str, number: str, lock: HeldLock, mappings: list[mmap.mmap]) -> None:
+        self._key, self._number, self._lock = key, number, lock
+        self._pid, self._opened = os.getpid(), time.monotonic()
+        self._count, self._gone = len(mappings), itertools.count(1)
+        self._ended = False
+        for mapping in mappings:
+            weakref.finalize(mapping, self._one_gone).atexit = False
+
+    def _one_gone(self) -> None:
+        if next(self._gone) == self._count:  # one step, since views may die in any thread
+            self.end()
+
+    def end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._lock.release()
+        if os.getpid() == self._pid:
+            emit(E.LeaseClosed(key=self._key, lease=self._number, held_seconds=time.monotonic() - self._opened))
+
 
 class HostWeightLease:
-    """Views of one artifact's bytes, for this process. Close it once, after the last tensor is gone."""
+    """Views of one artifact's bytes, for this process. Close it once, after the last tensor is gone. Any thread may use it."""
 
     def __init__(
         self,
@@ -57,16 +108,14 @@ class HostWeightLease:
         self.manifest, self.ready, self.validation = manifest, ready, validation
         self.number = f"{os.getpid()}-{next(_numbers)}"
         self._files = dict(files)
-        self._lock = lock
         self._pid = os.getpid()
-        self._opened = time.monotonic()
         self._views: dict[str, weakref.ref[memoryview]] = {}
         self._tensors = {tensor.name: tensor for tensor in manifest.tensors}
         self._closed = False
+        self._mutex = threading.RLock()  # reentrant: a finalizer may close while this thread makes a view
         # A lease that is dropped and never closed: the lock goes with the last of its mappings, not before.
-        owners = [file.mapping for file in self._files.values() if file.mapping is not None]
-        if owners:
-            weakref.finalize(owners[0], lock.release).atexit = False
+        self._tail = _Tail(manifest.key, self.number, lock, [file.mapping for file in self._files.values() if file.mapping is not None])
+        self._lock = lock
         emit(
             E.LeaseOpened(
                 key=self.key,
@@ -100,22 +149,25 @@ class HostWeightLease:
             KeyError: no such tensor.
         """
         self._check()
-        held = self._views.get(name)
-        view = held() if held is not None else None
-        if view is None:
-            tensor = self._tensors[name]
-            view = self._files[tensor.file].data[tensor.offset : tensor.offset + tensor.nbytes]
-            self._views[name] = weakref.ref(view)
+        with self._mutex:
+            self._check()  # another thread may have closed it
+            held = self._views.get(name)
+            view = held() if held is not None else None
+            if view is None:
+                tensor = self._tensors[name]
+                view = self._files[tensor.file].data[tensor.offset : tensor.offset + tensor.nbytes]
+                self._views[name] = weakref.ref(view)
         return view
 
     def live(self) -> list[str]:
         """Name the tensors whose views are still referenced by somebody."""
-        return [name for name, held in self._views.items() if held() is not None]
+        return [name for name, held in list(self._views.items()) if held() is not None]
 
     def regions(self) -> list[tuple[str, memoryview]]:
-        """Return the whole mapping of each file, for registration."""
+        """Return the whole mapping of each file, for registration; like a view, each keeps the lease from being closed."""
         self._check()
-        return [(file.name, file.data) for file in self._files.values() if file.size]
+        with self._mutex:
+            return [(file.name, file.data[:]) for file in self._files.values() if file.size]
 
     def mapped(self) -> Mapped:
         """Return what to look for in smaps."""
@@ -142,26 +194,25 @@ class HostWeightLease:
         Raises:
             ActiveLease: tensors still use the memory; nothing was closed, try again once they are gone.
         """
-        if self._closed:
-            return
         if os.getpid() != self._pid:
             self._closed = True
             self._lock.release()
             return
-        live = self.live()
-        if live:
-            emit(E.LeaseCloseRefused(key=self.key, lease=self.number, live_tensors=len(live)))
-            names = ", ".join(live[:NAMES_SHOWN]) + (", …" if len(live) > NAMES_SHOWN else "")
-            raise ActiveLease(reason="live_views", key=short_key(self.key), count=len(live), names=names)
-        self._closed = True
-        for file in self._files.values():
-            file.data.release()
-            if file.mapping is not None:
-                with contextlib.suppress(BufferError):  # a region given out for registration: unmapped when that is dropped
-                    file.mapping.close()
-        self._files.clear()
-        self._lock.release()
-        emit(E.LeaseClosed(key=self.key, lease=self.number, held_seconds=time.monotonic() - self._opened))
+        with self._mutex:
+            if self._closed:
+                return
+            live = self.live()
+            # Parts of views, and regions, have no name here; the mapping knows of them all the same.
+            count = len(live) or sum(file.in_use() for file in self._files.values())
+            if count:
+                emit(E.LeaseCloseRefused(key=self.key, lease=self.number, live_tensors=count))
+                names = ", ".join(live[:NAMES_SHOWN] or ["parts of them"]) + (", …" if len(live) > NAMES_SHOWN else "")
+                raise ActiveLease(reason="live_views", key=short_key(self.key), count=count, names=names)
+            self._closed = True
+            for file in self._files.values():
+                file.unmap()
+            self._files.clear()
+        self._tail.end()
 
     def _check(self) -> None:
         if os.getpid() != self._pid:
@@ -187,6 +238,7 @@ class HostWeightLeaseCarrier:
     def __init__(self, lease: HostWeightLease) -> None:
         self._lease: HostWeightLease | None = lease
         self._key = lease.key
+        self._mutex = threading.Lock()
 
     def take(self) -> HostWeightLease:
         """Give the lease to its next owner.
@@ -194,9 +246,10 @@ class HostWeightLeaseCarrier:
         Raises:
             LeaseClosed: it was taken before.
         """
-        if self._lease is None:
+        with self._mutex:
+            lease, self._lease = self._lease, None
+        if lease is None:
             raise LeaseClosed(reason="taken", key=short_key(self._key))
-        lease, self._lease = self._lease, None
         return lease
 
     @property
@@ -206,8 +259,9 @@ class HostWeightLeaseCarrier:
 
     def close(self) -> None:
         """Close the lease unless it was taken."""
-        if self._lease is not None:
-            self._lease.close()
+        lease = self._lease
+        if lease is not None:
+            lease.close()
             self._lease = None
 
     def __reduce__(self) -> NoReturn:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from hwr.errors import (
     FdLimit,
     LockTimeout,
     LockUnsupported,
+    NoInodes,
+    NoSpace,
     ReadOnlyStore,
     StoreIoError,
     Unavailable,
@@ -29,6 +32,7 @@ from hwr.errors import (
 )
 from hwr.outcomes import LockKind
 from hwr.procfs import locks as kernel_locks
+from hwr.procfs.mountinfo import mount_of, read_mountinfo
 from hwr.procfs.status import read_status
 from hwr.store.layout import LOCK_MODE
 from hwr.telemetry import emit, span
@@ -70,6 +74,11 @@ class HeldLock:
                 fcntl.flock(fd, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
             os.close(fd)
+
+    def hand_over(self) -> HeldLock:
+        """Give the lock to another owner; leaving this one's block does not let it go any more."""
+        fd, self._fd = self._fd, -1
+        return HeldLock(fd, self.kind, self.path)
 
     def __enter__(self) -> HeldLock:
         return self
@@ -167,7 +176,7 @@ def _try(fd: int, path: Path, exclusive: bool) -> bool:
         if error.errno in _HELD:
             return False
         if error.errno in _UNSUPPORTED:
-            raise LockUnsupported(reason="flock", root=str(path.parent.parent), fstype="this one", problem=errno_text(error)) from error
+            raise LockUnsupported(reason="flock", root=str(path.parent.parent), fstype=_fstype(path), problem=errno_text(error)) from error
         raise StoreIoError(
             reason="flock", path=str(path), root=str(path.parent.parent), operation="flock", problem=errno_text(error)
         ) from error
@@ -187,14 +196,39 @@ def _open(path: Path) -> int:
         raise open_error(error, path) from error
 
 
-def open_error(error: OSError, path: Path) -> FdLimit | StoreIoError:
-    """Return the typed failure of an `open` below a store's root."""
-    import resource
+def create(path: Path) -> None:
+    """Make a lock file, so that whoever comes later can lock it in a store that is read-only or full by then.
 
+    Raises:
+        StoreError: as `acquire`.
+    """
+    os.close(_open(path))
+
+
+def open_error(error: OSError, path: Path) -> FdLimit | NoSpace | NoInodes | StoreIoError:
+    """Return the typed failure of an `open` below a store's root."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return no_space(error, path.parent.parent, f"making {path.name}")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return FdLimit(reason="open", path=str(path), root=str(path.parent.parent), limit=limit)
     return StoreIoError(reason="open", path=str(path), root=str(path.parent.parent), operation="open", problem=errno_text(error))
+
+
+def no_space(error: OSError, root: Path, operation: str) -> NoSpace | NoInodes:
+    """Tell the three ways of ENOSPC and EDQUOT apart: bytes, inodes, quota."""
+    with contextlib.suppress(OSError):
+        facts = os.statvfs(root)
+        if error.errno == errno.ENOSPC and facts.f_files and not facts.f_favail:
+            return NoInodes(reason="inodes", root=str(root), available=facts.f_favail, needed="more")
+    reason = "quota" if error.errno == errno.EDQUOT else "disk_full"
+    return NoSpace(reason=reason, root=str(root), path=str(root), operation=operation, problem=errno_text(error))
+
+
+def _fstype(path: Path) -> str:
+    mounts = read_mountinfo()
+    mount = mounts if isinstance(mounts, Unavailable) else mount_of(path.parent.resolve(), mounts)
+    return "unknown" if isinstance(mount, Unavailable) else mount.fstype
 
 
 def _is_current(fd: int, path: Path) -> bool:

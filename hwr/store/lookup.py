@@ -28,9 +28,10 @@ from hwr.errors import (
 )
 from hwr.outcomes import LockKind, MemoryMoment, StoreStatus, ValidationLevel
 from hwr.store import containment
-from hwr.store.domain import Domain
+from hwr.store.domain import Domain, max_map_count
 from hwr.store.lease import HostWeightLease, MappedFile, map_file
-from hwr.store.locks import HeldLock, acquire
+from hwr.store.locks import acquire
+from hwr.store.manifest import FileEntry
 from hwr.telemetry import memory, span
 from hwr.telemetry.events import LookupBegun, ValidationBegun
 from hwr.units import short_key
@@ -104,46 +105,45 @@ def _lookup(domain: Domain, key: str, identity: Mapping[str, Any] | None, valida
         os.stat(path, follow_symlinks=False)
     except FileNotFoundError:  # before any lock: a miss never waits, and an orphan deny marker alone is still a miss
         return LookupResult(StoreStatus.MISS)
-    lock = acquire(domain.layout.lock(LockKind.ARTIFACT, key), LockKind.ARTIFACT, exclusive=False, deadline=deadline)
-    try:
+    with acquire(domain.layout.lock(LockKind.ARTIFACT, key), LockKind.ARTIFACT, exclusive=False, deadline=deadline) as lock:
         _refuse_denied(domain, key)
         try:
             directory_fd = _open_directory(path, key)
         except FileNotFoundError:
-            lock.release()
             return LookupResult(StoreStatus.MISS)
+        except ArtifactInvalid as error:  # a link, or no directory at all
+            containment.deny(domain, key, error)
+            raise
         try:
             if _unfinished(directory_fd):  # renamed, not yet hardened: its builder is about to commit, or died there
-                lock.release()
                 return LookupResult(StoreStatus.MISS)
-            lease = _lease(domain, key, identity, validation, directory_fd, lock)
+            try:
+                files, opened = _open_artifact(domain, key, identity, validation, directory_fd)
+            except ArtifactInvalid as error:
+                # What was judged may be gone by now: a denial is about the tree that is there.
+                _refuse_replaced(path, directory_fd, key, str(domain.root))
+                containment.deny(domain, key, error)
+                raise
             try:
                 _refuse_denied(domain, key)
                 _refuse_replaced(path, directory_fd, key, str(domain.root))
             except BaseException:
-                lease.close()
+                _unmap(files)
                 raise
         finally:
             os.close(directory_fd)
-    except BaseException:
-        lock.release()
-        raise
+        lease = HostWeightLease(opened.manifest, opened.ready, files, lock.hand_over(), validation)
     return LookupResult(StoreStatus.HIT, lease=lease)
 
 
-def _lease(
-    domain: Domain, key: str, identity: Mapping[str, Any] | None, validation: ValidationLevel, directory_fd: int, lock: HeldLock
-) -> HostWeightLease:
+def _open_artifact(
+    domain: Domain, key: str, identity: Mapping[str, Any] | None, validation: ValidationLevel, directory_fd: int
+) -> tuple[dict[str, MappedFile], OpenedArtifact]:
+    opened = _validate(directory_fd, key, identity, validation, str(domain.root))
     try:
-        opened = _validate(directory_fd, key, identity, validation, str(domain.root))
-    except ArtifactInvalid as error:
-        containment.deny(domain, key, error)
-        raise
-    try:
-        files = _map(opened, str(domain.root))
+        return _map(opened, str(domain.root), domain.fstype), opened
     finally:
         opened.close()
-    return HostWeightLease(opened.manifest, opened.ready, files, lock, validation)
 
 
 def _validate(directory_fd: int, key: str, identity: Mapping[str, Any] | None, validation: ValidationLevel, root: str) -> OpenedArtifact:
@@ -164,18 +164,34 @@ def _validate(directory_fd: int, key: str, identity: Mapping[str, Any] | None, v
     return opened
 
 
-def _map(opened: OpenedArtifact, root: str) -> dict[str, MappedFile]:
+def _map(opened: OpenedArtifact, root: str, fstype: str) -> dict[str, MappedFile]:
     files: dict[str, MappedFile] = {}
-    for entry in opened.manifest.files:
-        try:
-            files[entry.name] = map_file(opened.files[entry.name], entry.name, entry.size)
-        except OSError as error:
-            if error.errno == errno.ENODEV:
-                raise MmapUnsupported(reason="shared", root=root, fstype="this one", problem=errno_text(error)) from error
-            if error.errno == errno.ENOMEM:
-                raise MapLimit(reason="map", root=root, path=entry.name, limit="see /proc/sys/vm/max_map_count") from error
-            raise metadata.typed(error, entry.name, opened.manifest.key, root) from error
+    try:
+        for entry in opened.manifest.files:
+            files[entry.name] = _map_one(opened, entry, root, fstype)
+    except BaseException:
+        _unmap(files)  # at once: the failure's traceback would keep them mapped
+        raise
     return files
+
+
+def _map_one(opened: OpenedArtifact, entry: FileEntry, root: str, fstype: str) -> MappedFile:
+    try:
+        return map_file(opened.files[entry.name], entry.name, entry.size)
+    except ValueError as error:  # the mapping would be longer than the file
+        problem = f"{entry.name} was truncated while it was looked up"
+        raise ArtifactInvalid(reason="truncated", root=root, key=short_key(opened.manifest.key), problem=problem) from error
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            raise MmapUnsupported(reason="shared", root=root, fstype=fstype, problem=errno_text(error)) from error
+        if error.errno == errno.ENOMEM:
+            raise MapLimit(reason="map", root=root, path=entry.name, limit=max_map_count()) from error
+        raise metadata.typed(error, entry.name, opened.manifest.key, root) from error
+
+
+def _unmap(files: Mapping[str, MappedFile]) -> None:
+    for file in files.values():
+        file.unmap()
 
 
 def _open_directory(path: Path, key: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +24,29 @@ SCHEMA_VERSION: Final = 1
 MAX_METADATA_BYTES: Final = 64 * MIB
 PAD_PREFIX: Final = "__hwr_pad"
 METADATA_KEY: Final = "__metadata__"
+
+# Bits per element, of every dtype of the format that has whole bytes.
+DTYPE_BITS: Final = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
 
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -44,6 +68,13 @@ class TensorEntry:
 
     def __post_init__(self) -> None:
         _need(self.nbytes >= 0 and self.offset >= 8, f"tensor {self.name!r}: impossible place")
+        # What a view is made of: were these wrong, it would reach into its neighbour.
+        bits = DTYPE_BITS.get(self.dtype, 0)
+        _need(
+            bits > 0 and self.nbytes == math.prod(self.shape) * bits // 8,
+            f"tensor {self.name!r}: dtype and shape are not those of its bytes",
+        )
+        _need(self.stride == contiguous_stride(self.shape), f"tensor {self.name!r}: its stride is not that of C order")
         _need(len(self.units) == len(list(digest.unit_ranges(self.nbytes))), f"tensor {self.name!r}: wrong number of units")
         _need(self.digest == digest.of_units(self.units), f"tensor {self.name!r}: its digest is not that of its units")
 
@@ -234,7 +265,10 @@ def _file(value: Any) -> FileEntry:
         **_fields(
             FileEntry,
             value,
-            {"fillers": lambda item: tuple(Filler(**_fields(Filler, one, {"digest": _hex})) for one in _typed(item, list))},
+            {
+                "header_digest": _hex,
+                "fillers": lambda item: tuple(Filler(**_fields(Filler, one, {"digest": _hex})) for one in _typed(item, list)),
+            },
         )
     )
 

@@ -24,7 +24,6 @@ from hwr.errors import (
     DomainUnavailable,
     HwrError,
     IdentityCollision,
-    NoSpace,
     PublicationFailed,
     ReadOnlyStore,
     StoreError,
@@ -34,10 +33,10 @@ from hwr.outcomes import LockKind, PublicationOutcome, PublicationStage, Quarant
 from hwr.store import capacity, containment
 from hwr.store.domain import Domain, fsync_directory
 from hwr.store.layout import ARTIFACT_MODE, DIRECTORY_MODE, FILE_MODE, MANIFEST, READY
-from hwr.store.locks import acquire
+from hwr.store.locks import acquire, create, no_space
 from hwr.store.lookup import judge
 from hwr.store.manifest import Manifest, ReadyMarker, document_digest
-from hwr.store.writer import LARGE_ALIGNMENT, PAGE_BYTES, FilePlan, PayloadWriter, TensorSource, plan_files
+from hwr.store.writer import ALIGNMENT, FILE_BYTES, PAGE_BYTES, FilePlan, PayloadWriter, TensorSource, plan_files
 from hwr.telemetry import span
 from hwr.telemetry.events import PublicationBegun, PublicationProgress, PublicationStageBegun
 from hwr.telemetry.hub import Span
@@ -45,6 +44,7 @@ from hwr.units import short_key
 
 TELL_SECONDS: Final = 0.25
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_OCCUPIED: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EPERM, errno.EACCES})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def publish(
     *,
     aliases: dict[str, str] | None = None,
     unchanged: Callable[[], None] | None = None,
+    file_bytes: int = FILE_BYTES,
 ) -> Publication:
     """Publish the tensors under the identity's key; never raises a typed failure, it returns it.
 
@@ -77,7 +78,7 @@ def publish(
     """
     key = identity.key
     try:
-        plans = plan_files(sources)
+        plans = plan_files(sources, aliases=tuple(aliases or ()), file_bytes=file_bytes)
         size = sum(plan.size for plan in plans)
         with span(PublicationBegun(key=key, planned_bytes=size, tensors=len(sources))) as publishing:
             try:
@@ -118,26 +119,39 @@ class _Publisher:
         domain, key = self.domain, self.key
         if not domain.writable:
             raise ReadOnlyStore(reason="read_only", root=str(domain.root), problem="the filesystem or its permissions refuse it")
-        begun = time.monotonic()
+        before = self._tree_there()
         with acquire(domain.layout.lock(LockKind.BUILD, key), LockKind.BUILD, exclusive=True, deadline=domain.deadline()):
-            waited = time.monotonic() - begun > TELL_SECONDS
             there = self._valid_already()
             if there is not None:
-                outcome = PublicationOutcome.JOINED if waited else PublicationOutcome.ALREADY_PRESENT
+                # Another builder made it while we waited, or it was there all along.
+                outcome = PublicationOutcome.ALREADY_PRESENT if self._tree_there() == before else PublicationOutcome.JOINED
                 return Publication(outcome, key, there.content_digest, there.payload_bytes)
             self._clear_the_way()
+            # Readers of a store that has become read-only or full cannot make the file that they lock.
+            create(domain.layout.lock(LockKind.ARTIFACT, key))
             capacity.check(domain, key, self.size, len(self.plans))
             staging = domain.layout.new_temporary(key)
             try:
                 manifest = self._build(staging)
                 if self.unchanged is not None:
                     self.unchanged()
-                self._commit(staging, manifest)
+                outcome = self._commit(staging, manifest)
+            except OSError as error:
+                failure = _typed(error, domain, key, "publication")  # before the removal gives back what was missing
+                containment.remove_tree(staging)
+                raise failure from error
             except BaseException:
                 # Not if it was renamed: then it is in `artifacts/`, and the failure says what became of it.
                 containment.remove_tree(staging)
                 raise
-        return Publication(PublicationOutcome.PUBLISHED, key, manifest.content_digest, manifest.payload_bytes)
+        return Publication(outcome, key, manifest.content_digest, manifest.payload_bytes)
+
+    def _tree_there(self) -> int | None:
+        """Return the inode of what is published under the key, None if nothing is."""
+        try:
+            return os.lstat(self.domain.layout.artifact(self.key)).st_ino
+        except FileNotFoundError:
+            return None
 
     def _valid_already(self) -> Manifest | None:
         """Return the manifest of a good artifact that is there, None if there is none, or one that must go."""
@@ -165,11 +179,10 @@ class _Publisher:
 
         def progress(done: int) -> None:
             nonlocal told
-            if time.monotonic() - told >= TELL_SECONDS or done == total:
+            if time.monotonic() - told >= TELL_SECONDS or done == self.size:
                 told = time.monotonic()
                 self.publishing.progress(PublicationProgress(done_bytes=done, planned_bytes=self.size))
 
-        total = sum(plan.data_bytes for plan in self.plans)
         writer = PayloadWriter(staging, self.key, progress)
         written = [writer.write(plan) for plan in self.plans]
         tensors = tuple(sorted((tensor for _, some in written for tensor in some), key=lambda tensor: tensor.name))
@@ -181,7 +194,7 @@ class _Publisher:
             files=tuple(file for file, _ in written),
             content_digest=digest.of_content(rows, self.aliases),
             aliases=self.aliases,
-            alignment={"data": PAGE_BYTES, "large_tensors": LARGE_ALIGNMENT},
+            alignment={"data": PAGE_BYTES, "tensors": ALIGNMENT},
         )
         raw = manifest.to_bytes()
         _write_durably(staging / MANIFEST, raw)
@@ -194,14 +207,13 @@ class _Publisher:
         _write_durably(staging / READY, ready.to_bytes())
         return manifest
 
-    def _commit(self, staging: Path, manifest: Manifest) -> None:
+    def _commit(self, staging: Path, manifest: Manifest) -> PublicationOutcome:
         final = self.domain.layout.artifact(self.key)
         with span(PublicationStageBegun(stage=PublicationStage.HARDEN), stage=PublicationStage.HARDEN):
-            for entry in os.scandir(staging):
-                os.chmod(entry.path, FILE_MODE)
-            fsync_directory(staging)
+            fsync_directory(staging)  # the files in it are durable and read-only by now
         with span(PublicationStageBegun(stage=PublicationStage.RENAME), stage=PublicationStage.RENAME):
-            self._rename(staging, final)
+            if not self._rename(staging, final, manifest):
+                return PublicationOutcome.JOINED
         try:
             with span(PublicationStageBegun(stage=PublicationStage.COMMIT), stage=PublicationStage.COMMIT):
                 # Only now: a directory that is not writable cannot change its parent. Until then lookups see an unfinished publication.
@@ -228,16 +240,22 @@ class _Publisher:
                 problem=errno_text(error),
                 remedy=f"What was written was {contained}; look at the disk, then publish again.",
             ) from error
+        return PublicationOutcome.PUBLISHED
 
-    def _rename(self, staging: Path, final: Path) -> None:
+    def _rename(self, staging: Path, final: Path, manifest: Manifest) -> bool:
+        """Make it visible; False if somebody who does not take our lock has put the same content there meanwhile."""
         try:
             os.rename(staging, final)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EPERM, errno.EACCES) or not final.exists():
+            if error.errno not in _OCCUPIED or not os.path.lexists(final):
                 raise
-            # Somebody who does not take our lock put something there.
+            there = self._valid_already()
+            if there is not None and there.content_digest == manifest.content_digest:
+                containment.remove_tree(staging)
+                return False
             containment.quarantine(self.domain, self.key, QuarantineReason.IDENTITY_COLLISION, source=staging)
             raise IdentityCollision(reason="other_content", root=str(self.domain.root), key=short_key(self.key)) from error
+        return True
 
 
 def _write_durably(path: Path, raw: bytes) -> None:
@@ -247,6 +265,7 @@ def _write_durably(path: Path, raw: bytes) -> None:
         while len(view):
             view = view[os.write(fd, view) :]
         with span(PublicationStageBegun(stage=PublicationStage.FSYNC), stage=PublicationStage.FSYNC, bytes=len(raw)):
+            os.fchmod(fd, FILE_MODE)
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -254,7 +273,7 @@ def _write_durably(path: Path, raw: bytes) -> None:
 
 def _typed(error: OSError, domain: Domain, key: str, step: str) -> HwrError:
     if error.errno in _FULL:
-        return NoSpace(reason="disk_full", root=str(domain.root), path=str(domain.root), operation="publishing", problem=errno_text(error))
+        return no_space(error, domain.root, "publishing")
     if error.errno == errno.EROFS:
         return ReadOnlyStore(reason="read_only", root=str(domain.root), problem=errno_text(error))
     return DomainUnavailable(

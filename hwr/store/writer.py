@@ -1,8 +1,8 @@
 """The writer of payload files.
 
 Owns the placement of tensors in files, the safetensors header, and the one pass that writes, hashes and flushes.
-Promises files that stock safetensors opens (no holes), data that starts on a page, tensors aligned to their dtype and large ones to
-64 bytes (W1), digests of every unit computed while writing (W2), and a few blocks of memory whatever the size (W3).
+Promises files that stock safetensors opens (no holes), data that starts on a page, tensors aligned to 64 bytes and single numbers to
+their dtype (W1), digests of every unit computed while writing (W2), and a few blocks of memory whatever the size (W3).
 Refuses names that the format reserves, before a byte is written.
 """
 
@@ -16,7 +16,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,43 +24,22 @@ from typing import Any, Final, Protocol
 from blake3 import blake3
 
 from hwr import digest
-from hwr.errors import ProducerFailed, ProducerUnsupported
+from hwr.errors import HwrError, ProducerFailed, ProducerUnsupported
 from hwr.outcomes import PublicationStage, TensorKind
-from hwr.store.layout import PAYLOAD_SUFFIX
-from hwr.store.manifest import METADATA_KEY, PAD_PREFIX, FileEntry, Filler, TensorEntry, contiguous_stride
+from hwr.store.layout import FILE_MODE, PAYLOAD_SUFFIX
+from hwr.store.manifest import DTYPE_BITS, METADATA_KEY, PAD_PREFIX, FileEntry, Filler, TensorEntry, contiguous_stride
 from hwr.telemetry import span
 from hwr.telemetry.events import PublicationStageBegun
-from hwr.units import GIB, MIB
+from hwr.units import GIB, MIB, one_line
 
 PAGE_BYTES: Final = 4096
-LARGE_ALIGNMENT: Final = 64  # a cache line, and what vector loads want
-LARGE_BYTES: Final = 4096
+# What torch's own allocator gives (c10/core/alignment.h). Matrix kernels take another path for memory that is aligned less and sum in
+# another order: a model would not be bit-identical to itself in memory of its own. A single number has no order.
+ALIGNMENT: Final = 64
 # Files are pinned, hashed and flushed one by one: several of this size overlap better than one of 60 GiB.
 FILE_BYTES: Final = 8 * GIB
 FLUSH_BYTES: Final = 64 * MIB
 MAX_HEADER_BYTES: Final = 100_000_000
-# Bits per element, of every dtype that the format has.
-DTYPE_BITS: Final = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-}
 
 
 class TensorSource(Protocol):
@@ -83,7 +62,7 @@ class TensorSource(Protocol):
         """Sizes of its dimensions."""
 
     def blocks(self) -> Iterator[memoryview]:
-        """Yield its bytes; a block may be reused once the next but one was asked for."""
+        """Yield its bytes; the memory of a block may be reused when the third one after it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +107,14 @@ def tensor_bytes(source: TensorSource) -> int:
     return math.prod(source.shape) * bits // 8
 
 
-def plan_files(sources: Sequence[TensorSource], *, file_bytes: int = FILE_BYTES) -> tuple[FilePlan, ...]:
+def plan_files(sources: Sequence[TensorSource], *, aliases: Collection[str] = (), file_bytes: int = FILE_BYTES) -> tuple[FilePlan, ...]:
     """Place tensors in files; an artifact without tensors is one empty file.
 
     Raises:
-        ProducerUnsupported: a name that the format reserves, twice the same name, or a dtype that it does not have.
+        ProducerUnsupported: a name that the format reserves, twice the same name (`aliases` are names too), or a dtype that it
+            does not have.
     """
-    _check_names(sources)
+    _check_names([*(source.name for source in sources), *aliases])
     groups: list[list[tuple[TensorSource, int]]] = [[]]
     held = 0
     for source in sorted(sources, key=_order):
@@ -168,6 +148,7 @@ class PayloadWriter:
                 _allocate(fd, plan.size)
             written = self._stream(fd, plan)
             with span(PublicationStageBegun(stage=PublicationStage.FSYNC), stage=PublicationStage.FSYNC, bytes=plan.size):
+                os.fchmod(fd, FILE_MODE)  # before, so that this too survives a power cut
                 os.fsync(fd)
         finally:
             os.close(fd)
@@ -187,6 +168,7 @@ class PayloadWriter:
 
     def _write_and_hash(self, fd: int, plan: FilePlan, hasher: _HashThread) -> None:
         _write_all(fd, memoryview(plan.header), 0)
+        self.done_bytes += len(plan.header)
         flushed = 0
         for placed in plan.placed:
             at = len(plan.header) + placed.offset
@@ -206,8 +188,7 @@ class PayloadWriter:
             yield memoryview(bytes(placed.nbytes))
             return
         given = 0
-        for block in placed.source.blocks():
-            flat = block.cast("B") if block.format != "B" or block.ndim != 1 else block
+        for flat in self._made(placed.source):
             given += len(flat)
             if given > placed.nbytes:
                 break
@@ -220,6 +201,26 @@ class PayloadWriter:
                 problem=f"tensor {placed.name!r} gave {given} bytes and declared {placed.nbytes}",
                 remedy="This is a fault of the producer: report it with the layout plan.",
             )
+
+    def _made(self, source: TensorSource) -> Iterator[memoryview]:
+        """Run the producer; whatever it raises is its failure, not the store's."""
+        blocks = source.blocks()
+        while True:
+            try:
+                block = next(blocks, None)
+                flat = None if block is None else block.cast("B") if block.format != "B" or block.ndim != 1 else block
+            except HwrError:
+                raise
+            except Exception as error:  # (a foreign library's: of any kind)
+                raise ProducerFailed(
+                    reason=type(error).__name__,
+                    key=self._key,
+                    problem=f"tensor {source.name!r}: {type(error).__name__}: {one_line(str(error))}",
+                    remedy="Nothing was published; the model that was loaded is not touched.",
+                ) from error
+            if flat is None:
+                return
+            yield flat
 
 
 class _HashThread:
@@ -275,9 +276,14 @@ class _HashThread:
 
 
 def _order(source: TensorSource) -> tuple[int, int, str]:
-    """Sort so that alignment comes by itself: whole cache lines first, then by falling size of an element."""
+    """Sort so that most alignment comes by itself: whole cache lines, then what needs fillers, then single numbers by falling size."""
     nbytes = tensor_bytes(source)
-    return (0, 0, source.name) if nbytes % LARGE_ALIGNMENT == 0 else (1, -DTYPE_BITS[source.dtype], source.name)
+    group = 0 if nbytes % ALIGNMENT == 0 else 1 if _alignment(source) == ALIGNMENT else 2
+    return (group, -DTYPE_BITS[source.dtype], source.name) if group == 2 else (group, 0, source.name)
+
+
+def _alignment(source: TensorSource) -> int:
+    return ALIGNMENT if math.prod(source.shape) > 1 else DTYPE_BITS[source.dtype] // 8
 
 
 def _plan_file(name: str, group: Sequence[tuple[TensorSource, int]]) -> FilePlan:
@@ -285,8 +291,7 @@ def _plan_file(name: str, group: Sequence[tuple[TensorSource, int]]) -> FilePlan
     header: dict[str, Any] = {METADATA_KEY: {"format": "pt"}}
     at = 0
     for source, nbytes in group:
-        alignment = LARGE_ALIGNMENT if nbytes >= LARGE_BYTES else max(1, DTYPE_BITS[source.dtype] // 8)
-        gap = -at % alignment if nbytes else 0
+        gap = -at % _alignment(source) if nbytes else 0
         if gap:
             filler = f"{PAD_PREFIX}_{len(placed):06d}"
             header[filler] = {"dtype": "U8", "shape": [gap], "data_offsets": [at, at + gap]}
@@ -329,21 +334,27 @@ def _entries(plan: FilePlan, units: dict[str, list[str]]) -> tuple[FileEntry, li
     return FileEntry(plan.name, plan.size, start, digest.of_bytes(plan.header), fillers), tensors
 
 
-def _check_names(sources: Sequence[TensorSource]) -> None:
+def _check_names(names: Sequence[str]) -> None:
     seen: set[str] = set()
-    for source in sources:
+    for name in names:
         problem = None
-        if source.name == METADATA_KEY or source.name.startswith(PAD_PREFIX):
+        if name == METADATA_KEY or name.startswith(PAD_PREFIX):
             problem = "the name is reserved"
-        elif source.name in seen:
+        elif name in seen:
             problem = "the name is used twice"
-        elif not source.name.isascii() and "\ufffd" in source.name.encode("utf-8", "replace").decode("utf-8"):
+        elif not _is_text(name):
             problem = "the name is not valid text"
         if problem:
-            raise ProducerUnsupported(
-                reason="name", what=f"tensor {source.name!r}", problem=problem, remedy="Rename it in the layout plan."
-            )
-        seen.add(source.name)
+            raise ProducerUnsupported(reason="name", what=f"tensor {name!r}", problem=problem, remedy="Rename it in the layout plan.")
+        seen.add(name)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate: JSON in UTF-8 has no place for it
+        return False
+    return True
 
 
 def _allocate(fd: int, size: int) -> None:

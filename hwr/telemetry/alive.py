@@ -2,7 +2,8 @@
 
 Owns `alive`: a flock held for life, and two little-endian u64, CLOCK_BOOTTIME of the last beat and the number of beats.
 Promises that a dead writer never looks alive (the kernel drops its lock) and that a beat is one pwrite. Beats that stop in a
-live process mean that nobody got the GIL. Refuses to signal a process in order to look at it.
+live process mean that nobody got the GIL. Refuses to signal a process in order to look at it, and to lock what
+`/proc/locks` answers for.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from hwr.errors import Unavailable, errno_text
+from hwr.procfs.locks import KernelLock, holders
+from hwr.procfs.reading import PROC_ROOT
 from hwr.telemetry.clock import boot_ns
 from hwr.telemetry.rundir import ALIVE
 
@@ -31,7 +35,7 @@ class Beat:
 
 
 class AliveFile:
-    """The writer's end. Not thread-safe: one thread beats."""
+    """The writer's end. One thread beats, another may close: a beat never goes to a descriptor that was closed and given away."""
 
     def __init__(self, directory: Path) -> None:
         """Create and lock the file.
@@ -46,15 +50,23 @@ class AliveFile:
             os.close(self._fd)
             raise
         self._count = 0
+        self._lock = threading.Lock()
         self.beat()
 
     def beat(self) -> None:
-        """Record that the interpreter runs now."""
-        self._count += 1
-        os.pwrite(self._fd, _LAYOUT.pack(boot_ns(), self._count), 0)
+        """Record that the interpreter runs now; nothing once closed."""
+        with self._lock:
+            if self._fd >= 0:
+                self._count += 1
+                os.pwrite(self._fd, _LAYOUT.pack(boot_ns(), self._count), 0)
 
     def close(self) -> None:
-        """Close the descriptor; in a forked child this leaves the parent's lock alone."""
+        """Close the descriptor, and with it give up the lock."""
+        with self._lock:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptor in a forked child: the lock stays the parent's, and a thread that beat there does not exist here."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -71,3 +83,28 @@ def read_beat(directory: Path) -> Beat | Unavailable:
     except OSError as error:
         return Unavailable(errno_text(error))
     return Beat(*_LAYOUT.unpack(raw)) if len(raw) == _LAYOUT.size else Unavailable("no beat was written yet")
+
+
+def is_held(directory: Path, proc_root: Path = PROC_ROOT) -> bool | Unavailable:
+    """Say whether the writer of a worker directory lives; in a copied directory nobody does.
+
+    The kernel's table answers first, so that nothing is locked. What it does not list may be held in another PID namespace: then
+    a shared lock, not waited for and given back at once, tells.
+    """
+    path = directory / ALIVE
+    listed = holders(path, proc_root)
+    if not isinstance(listed, Unavailable) and any(lock.kind is KernelLock.FLOCK and lock.exclusive for lock in listed):
+        return True
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return Unavailable(errno_text(error))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        return Unavailable(errno_text(error))
+    finally:
+        os.close(fd)
+    return False

@@ -6,6 +6,7 @@ suspended time too and is the same in every process of the node. Refuses wall-cl
 
 from __future__ import annotations
 
+import functools
 import time
 
 
@@ -22,5 +23,10 @@ def realtime_offset_ns() -> int:
 def rfc3339(epoch_ns: int) -> str:
     """Format UTC with microseconds, the way OpenTelemetry's log model reads it."""
     seconds, rest = divmod(epoch_ns, 1_000_000_000)
+    return f"{_to_the_second(seconds)}.{rest // 1000:06d}Z"
+
+
+@functools.lru_cache(maxsize=4)  # events come many to a second
+def _to_the_second(seconds: int) -> str:
     t = time.gmtime(seconds)
-    return f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}T{t.tm_hour:02d}:{t.tm_min:02d}:{t.tm_sec:02d}.{rest // 1000:06d}Z"
+    return f"{t.tm_year:04d}-{t.tm_mon:02d}-{t.tm_mday:02d}T{t.tm_hour:02d}:{t.tm_min:02d}:{t.tm_sec:02d}"

@@ -1,8 +1,8 @@
 """The collector: the catalogue over observed workers, on any prometheus_client registry.
 
 Owns the way from `Metric.values` to exposition families. Promises no duplicate series (a newer worker of an engine and rank
-replaces the older), only declared label values, closed counters at 0 from the start, and unknown gauges absent.
-Refuses multiprocess mode and the global registry.
+replaces the older), only declared label values, closed counters at 0 from the start, unknown gauges absent, and counts over all
+workers that do not fall when one of them is replaced. Refuses multiprocess mode and the global registry.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -25,8 +26,9 @@ from prometheus_client.registry import Collector
 
 from hwr.telemetry import process
 from hwr.telemetry.catalogue import Kind, Metric, Observed, Scope
-from hwr.telemetry.metrics import METRICS
+from hwr.telemetry.metrics import LABEL_CHARACTERS, METRICS
 from hwr.telemetry.state import Histogram
+from hwr.units import printable
 
 TOP_ARTIFACTS: Final = 50
 _log = logging.getLogger("hwr.telemetry")
@@ -37,12 +39,16 @@ class HwrCollector(Collector):
 
     def __init__(self, workers: Callable[[], Sequence[Observed]]) -> None:
         self._workers = workers
+        self._totals = _Totals()
+        self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Family]:
         """Yield one family a metric, also those without samples."""
         workers = _newest_of_each_rank(self._workers())
-        for metric in METRICS:
-            yield _family(metric, workers)
+        families = [_worker_family(metric, workers) for metric in METRICS if metric.scope is Scope.WORKER]
+        with self._lock:  # scrapes may overlap
+            families += self._totals.families(workers)
+        yield from families
 
 
 def this_process() -> Sequence[Observed]:
@@ -60,25 +66,69 @@ def _newest_of_each_rank(workers: Iterable[Observed]) -> dict[tuple[str, str], O
     newest: dict[tuple[str, str], Observed] = {}
     for worker in workers:
         res = worker.state.res
-        key = (str(res.get("hwr.engine", "default")), str(res.get("hwr.rank", 0)))
+        key = (printable(str(res.get("hwr.engine", "default")), LABEL_CHARACTERS), _rank(res.get("hwr.rank", 0)))
         held = newest.get(key)
-        if held is None or res.get("process.start_ns", 0) >= held.state.res.get("process.start_ns", 0):
+        if held is None or _identity(worker) >= _identity(held):
             newest[key] = worker
     return newest
 
 
-def _family(metric: Metric, workers: dict[tuple[str, str], Observed]) -> Family:
+def _rank(value: Any) -> str:
+    return str(value) if type(value) is int and 0 <= value < 1 << 31 else "unknown"
+
+
+def _identity(worker: Observed) -> tuple[int, int]:
+    """Return what tells two processes of one node apart: the later started is the greater."""
+    start, pid = worker.state.res.get("process.start_ns"), worker.state.res.get("process.pid")
+    return (start if type(start) is int else 0, pid if type(pid) is int else 0)
+
+
+_Series = tuple[str, tuple[str, ...]]  # metric, label values
+
+
+class _Totals:
+    """Counts summed over all workers, those included that were replaced or are not seen just now.
+
+    A sum that falls by a part would read as a restart of everything, and `rate()` would count the rest again.
+    """
+
+    def __init__(self) -> None:
+        self._metrics = [metric for metric in METRICS if metric.scope is Scope.PROCESS]
+        self._retired: dict[_Series, float] = {}
+        self._last: dict[tuple[str, str], tuple[tuple[int, int], dict[_Series, float]]] = {}
+
+    def families(self, workers: dict[tuple[str, str], Observed]) -> Iterator[Family]:
+        for rank, worker in workers.items():
+            counts = {
+                (metric.name, key): float(value)
+                for metric in self._metrics
+                for key, value in _complete(metric, _values(metric, worker)).items()
+            }
+            self._retire(rank, _identity(worker), counts)
+            self._last[rank] = (_identity(worker), counts)
+        totals = dict(self._retired)
+        for _, counts in self._last.values():
+            for series, count in counts.items():
+                totals[series] = totals.get(series, 0.0) + count
+        for metric in self._metrics:
+            family: Family = _empty(metric, [label.name for label in metric.labels])
+            for key in _complete(metric, {}):
+                _add(metric, family, list(key), totals.get((metric.name, key), 0.0))
+            yield family
+
+    def _retire(self, rank: tuple[str, str], identity: tuple[int, int], counts: dict[_Series, float]) -> None:
+        """Keep what the last worker of this rank had counted, if this is another one, or one that began anew."""
+        if rank not in self._last:
+            return
+        last_identity, last = self._last[rank]
+        if last_identity != identity or any(counts.get(series, 0.0) < count for series, count in last.items()):
+            for series, count in last.items():
+                self._retired[series] = self._retired.get(series, 0.0) + count
+
+
+def _worker_family(metric: Metric, workers: dict[tuple[str, str], Observed]) -> Family:
     own = [label.name for label in metric.labels if metric.kind is not Kind.STATESET]
-    labels = ["engine", "rank", *own] if metric.scope is Scope.WORKER else own
-    family: Family = _empty(metric, labels)
-    if metric.scope is Scope.PROCESS:
-        totals: dict[tuple[str, ...], float] = {}
-        for worker in workers.values():
-            for key, value in _complete(metric, _values(metric, worker)).items():
-                totals[key] = totals.get(key, 0.0) + float(value)
-        for key, total in totals.items():
-            _add(metric, family, list(key), total)
-        return family
+    family: Family = _empty(metric, ["engine", "rank", *own])
     for rank, worker in workers.items():
         for key, value in _complete(metric, _values(metric, worker)).items():
             _add(metric, family, [*rank, *key], value)
@@ -100,7 +150,7 @@ def _empty(metric: Metric, labels: list[str]) -> Any:
 def _values(metric: Metric, worker: Observed) -> dict[str, Any]:
     try:
         return dict(metric.values(worker))
-    except (KeyError, TypeError, ValueError, AttributeError):  # a state read from somebody's file: this metric is unknown
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # a state read from somebody's file: this metric is unknown
         _log.debug("%s: not computable from this journal", metric.name, exc_info=True)
         return {}
 
@@ -110,8 +160,9 @@ def _complete(metric: Metric, told: dict[str, Any]) -> dict[tuple[str, ...], Any
     if metric.kind in (Kind.STATESET, Kind.INFO):
         return {(): told[""]} if "" in told else {}
     if any(label.values is None for label in metric.labels):
-        largest = sorted(told.items(), key=lambda item: item[1], reverse=True)[:TOP_ARTIFACTS]
-        return {tuple(key.split("|")): value for key, value in largest if _is_number(value)}
+        numbers = [(key, value) for key, value in told.items() if _is_number(value)]
+        largest = sorted(numbers, key=lambda item: item[1], reverse=True)[:TOP_ARTIFACTS]
+        return {tuple(key.split("|")): value for key, value in largest}
     complete: dict[tuple[str, ...], Any] = {}
     for key in itertools.product(*(label.values or () for label in metric.labels)):
         value = told.get("|".join(key))

@@ -7,11 +7,12 @@ Refuses to export anybody else's metrics: the registry holds this process's coll
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
-from typing import Any
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -20,6 +21,11 @@ from hwr.errors import Unavailable, errno_text
 from hwr.telemetry.collector import worker_collector
 from hwr.telemetry.events import EndpointFailed, EndpointOpened
 from hwr.telemetry.process import emit, ensure_configured
+from hwr.units import one_line
+
+# A client that connects and says nothing holds a thread no longer than this.
+CLIENT_SECONDS: Final = 10
+_log = logging.getLogger("hwr.telemetry")
 
 
 class MetricsServer:
@@ -55,8 +61,9 @@ def serve_metrics(port: int, addr: str = "127.0.0.1") -> MetricsServer | Unavail
     registry.register(worker_collector())
     try:
         server = make_server(addr, port, _only_metrics(make_wsgi_app(registry)), _server_class(addr), handler_class=_Quiet)
-    except (OSError, OverflowError) as error:
-        problem = errno_text(error) if isinstance(error, OSError) else str(error)
+    except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two: an address that is no host name
+        # getaddrinfo has numbers of its own, below 0, that are no errno.
+        problem = errno_text(error) if isinstance(error, OSError) and (error.errno or 0) > 0 else one_line(str(error))
         emit(EndpointFailed(address=addr, port=port, problem=problem))
         return Unavailable(problem)
     running = MetricsServer(server, addr)
@@ -67,12 +74,25 @@ def serve_metrics(port: int, addr: str = "127.0.0.1") -> MetricsServer | Unavail
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
+    def server_bind(self) -> None:
+        """Bind without asking a name server for our own name, which the standard library does and which can take a minute."""
+        TCPServer.server_bind(self)
+        host, port = self.server_address[:2]
+        self.server_name, self.server_port = str(host), int(port)
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away or asked nonsense: the host's stderr is not ours."""
+        _log.debug("request of %s broke off", client_address, exc_info=True)
+
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
 class _Quiet(WSGIRequestHandler):
+    timeout = CLIENT_SECONDS
+
     def log_message(self, format: str, *args: Any) -> None:
         """Write no access log: the host's stderr is not ours."""
 

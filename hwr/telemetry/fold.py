@@ -7,16 +7,22 @@ shape never raises, and that memory stays flat. Refuses to count what it does no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import Any, Final
 
 from hwr.outcomes import ChecksumPurpose, Outcome, Phase
 from hwr.telemetry import events as E
-from hwr.telemetry.event import Begin, End, Event, Progress
-from hwr.telemetry.state import LONG_LADDER_SECONDS, Histogram, OpenOperation, WorkerState
+from hwr.telemetry.event import Begin, End, Event, Progress, clean
+from hwr.telemetry.state import LONG_LADDER_SECONDS, MAX_KEYS, Histogram, OpenOperation, WorkerState
 
 # Begin events whose ends were lost would pile up; a worker has a handful open at once.
 MAX_OPEN: Final = 256
 MAX_ARTIFACTS: Final = 1000
+# What is kept of one value that an event brought: longer text and longer lists are those of somebody else's file.
+MAX_WORD: Final = 128
+MAX_ITEMS: Final = 256
+# Adding to a counter stops here: beyond 64 bits a state has no JSON form.
+MAX_COUNT: Final = 1 << 62
 
 Attrs = dict[str, Any]
 Handler = Callable[[WorkerState, Attrs, dict[str, Any]], None]
@@ -38,8 +44,8 @@ def apply(state: WorkerState, record: dict[str, Any]) -> None:
         _checkpoint(state, record)
         return
     seq = record["seq"]
-    if seq != state.seq + 1 and state.seq:
-        state.seq_gaps += max(1, seq - state.seq - 1)
+    if state.seq and seq != state.seq + 1:
+        state.seq_gaps = min(MAX_COUNT, state.seq_gaps + max(1, seq - state.seq - 1))
     state.seq = seq
     state.last_event = name
     state.last_ns = record["mono_ns"]
@@ -56,19 +62,27 @@ def apply(state: WorkerState, record: dict[str, Any]) -> None:
 
 
 def _checkpoint(state: WorkerState, record: dict[str, Any]) -> None:
-    """Take the resource, and the state too if events before this line were not seen; its `seq` is that of the last one folded in."""
+    """Take the resource, and the state too if events before this line were not seen; its `seq` is that of the last one folded in.
+
+    Not seen are also events between others that this reader missed: the disk was full, or the line is torn. What this reader has
+    counted (gaps, malformed, unknown) stays counted. A checkpoint without a state begins anew: the process configured again.
+    """
     res = record.get("res")
     told = record["attrs"].get("state")
-    if state.seq != record["seq"] and isinstance(told, dict):
+    if state.seq != record["seq"] or state.seq_gaps:
         try:
-            fresh = WorkerState.from_json(told)
-        except (KeyError, TypeError, ValueError):
+            fresh = WorkerState() if told is None else WorkerState.from_json(clean(told))
+        except (ValueError, TypeError):
             state.malformed += 1
         else:
             for name in WorkerState.__slots__:
-                setattr(state, name, getattr(fresh, name))
+                kept = max(getattr(state, name), getattr(fresh, name)) if name in _OF_THE_READER else getattr(fresh, name)
+                setattr(state, name, kept)
     if isinstance(res, dict):
-        state.res = res
+        state.res = clean(res)
+
+
+_OF_THE_READER: Final = frozenset({"seq_gaps", "malformed", "unknown_events"})
 
 
 # generic steps ---------------------------------------------------------------------------------------------------
@@ -80,18 +94,20 @@ def _begin(kind: type[Begin]) -> Handler:
 
     def step(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
         now = record["mono_ns"]
+        op, parent = _word(record["op"]), record.get("parent")
         deadline = _number(attrs.get("deadline_seconds"))
-        if len(state.ops) >= MAX_OPEN:
-            del state.ops[next(iter(state.ops))]
-        state.ops[record["op"]] = OpenOperation(
+        opened = OpenOperation(
             event=name,
             operation=operation,
             begun_ns=now,
-            parent=record.get("parent"),
-            deadline_ns=None if deadline is None else now + int(deadline * 1e9),
-            planned_bytes=_number(attrs.get("planned_bytes")),
-            attrs=attrs,
+            parent=None if parent is None else _word(parent),
+            deadline_ns=None if deadline is None else _time(now + int(deadline * 1e9)),
+            planned_bytes=_bytes(attrs.get("planned_bytes")),
+            attrs=_plain(attrs),
         )
+        if len(state.ops) >= MAX_OPEN:
+            del state.ops[next(iter(state.ops))]
+        state.ops[op] = opened
         if operation is not None:
             state.progress_ns = now
 
@@ -101,7 +117,7 @@ def _begin(kind: type[Begin]) -> Handler:
 def _progress(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
     now = record["mono_ns"]
     operation = state.ops.get(record.get("op", ""))
-    done = _number(attrs.get("done_bytes"))
+    done = _bytes(attrs.get("done_bytes"))
     if done is None:
         return
     state.progress_ns = now
@@ -114,15 +130,56 @@ def _end(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
     if operation is not None and operation.operation is not None:
         state.progress_ns = record["mono_ns"]
         if attrs["outcome"] == Outcome.OK:
-            state.last_good_seconds[operation.operation] = attrs["seconds"]
+            state.last_good_seconds[operation.operation] = _amount(attrs["seconds"])
 
 
 def _number(value: Any) -> Any:
     return value if type(value) is int or type(value) is float else None
 
 
+def _bytes(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _time(value: int) -> int:
+    if not -MAX_COUNT < value < MAX_COUNT:
+        raise ValueError("not a time")
+    return value
+
+
+def _word(value: Any) -> str:
+    if type(value) is not str or len(value) > MAX_WORD:
+        raise TypeError("not a word")
+    return value
+
+
+def _amount(value: Any) -> Any:
+    """Take what a counter grows by: counters never fall, whatever a journal says."""
+    if (type(value) is not int and type(value) is not float) or not 0 <= value < MAX_COUNT:
+        raise TypeError("not an amount")
+    return value
+
+
+def _plain(attrs: Attrs) -> Attrs:
+    """Keep what a view can show: words and numbers, and short lists of them."""
+    return {key: value for key, value in attrs.items() if type(value) in _SCALARS or (type(value) is list and _short(value))}
+
+
+def _short(items: list[Any]) -> bool:
+    return len(items) <= MAX_ITEMS and all(type(item) in _SCALARS for item in items)
+
+
+_SCALARS: Final = frozenset({str, int, float, bool, type(None)})
+
+
 def _add(table: dict[str, Any], key: str, amount: float = 1) -> None:
-    table[key] = table.get(key, 0) + amount
+    held = table.get(key)
+    if held is None:
+        if len(table) >= MAX_KEYS:
+            raise ValueError("too many label values")
+        table[_word(key)] = _amount(amount)
+    else:
+        table[key] = min(MAX_COUNT, held + _amount(amount))
 
 
 # one step an event -----------------------------------------------------------------------------------------------
@@ -133,7 +190,8 @@ def _dropped(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
 
 
 def _endpoint(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-    state.endpoint = f"{attrs['address']}:{attrs['port']}"
+    address = _word(attrs["address"])
+    state.endpoint = f"[{address}]:{int(attrs['port'])}" if ":" in address else f"{address}:{int(attrs['port'])}"
 
 
 def _exited(state: WorkerState, _: Attrs, record: dict[str, Any]) -> None:
@@ -144,7 +202,7 @@ def _exited(state: WorkerState, _: Attrs, record: dict[str, Any]) -> None:
 
 
 def _phase(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
-    state.base_phase = attrs["phase"]
+    state.base_phase = _word(attrs["phase"])
     state.phase_ns = record["mono_ns"]
 
 
@@ -154,7 +212,7 @@ def _rejected(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
 
 def _failure(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
     _add(state.failures, attrs["error.code"])
-    state.last_failure = {**attrs, "mono_ns": record["mono_ns"]}
+    state.last_failure = {**_plain(attrs), "mono_ns": record["mono_ns"]}
 
 
 def _lock_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
@@ -165,7 +223,7 @@ def _lock_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
 def _lock_progress(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
     operation = state.ops.get(record.get("op", ""))
     if operation is not None:
-        operation.attrs = {**operation.attrs, **attrs}
+        operation.attrs = {**operation.attrs, **_plain(attrs)} if len(operation.attrs) < MAX_ITEMS else operation.attrs
 
 
 def _miss(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
@@ -176,7 +234,8 @@ def _miss(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
 def _lease_open(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     state.lease_acquisitions += 1
     if len(state.leases) < MAX_ARTIFACTS:
-        state.leases[attrs["lease"]] = {name: attrs[name] for name in ("key", "bytes", "files", "tensors", "validation")}
+        held = {name: attrs[name] for name in ("key", "bytes", "files", "tensors", "validation")}
+        state.leases[_word(attrs["lease"])] = _plain(held)
 
 
 def _lease_close(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
@@ -184,27 +243,29 @@ def _lease_close(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
 
 
 def _validation_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-    level = attrs["level"]
+    level, seconds = _word(attrs["level"]), _amount(attrs["seconds"])
     if level not in state.validation_seconds:
+        if len(state.validation_seconds) >= MAX_KEYS:
+            raise ValueError("too many label values")
         state.validation_seconds[level] = Histogram.empty(LONG_LADDER_SECONDS)
-    state.validation_seconds[level].observe(attrs["seconds"])
+    state.validation_seconds[level].observe(seconds)
     if "error.code" in attrs:
         _add(state.validation_failures, attrs["error.code"])
 
 
 def _checksum_begin(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-    state.checksum_planned_bytes, state.checksum_done_bytes = int(attrs["planned_bytes"]), 0
+    state.checksum_planned_bytes, state.checksum_done_bytes = int(_amount(attrs["planned_bytes"])), 0
 
 
 def _checksum_progress(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-    state.checksum_done_bytes = int(attrs["done_bytes"])
+    state.checksum_done_bytes = int(_amount(attrs["done_bytes"]))
 
 
 def _checksum_end(purpose: ChecksumPurpose) -> Handler:
     def step(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-        done = int(attrs.get("bytes", 0))
-        _add(state.checksum_seconds, purpose, attrs["seconds"])
-        _add(state.checksum_bytes, purpose, done)
+        done = int(_amount(attrs.get("bytes", 0)))
+        _add(state.checksum_seconds, purpose.value, attrs["seconds"])
+        _add(state.checksum_bytes, purpose.value, done)
         if purpose is ChecksumPurpose.VERIFY and attrs["outcome"] == Outcome.OK:
             state.checksum_done_bytes = done
 
@@ -214,24 +275,24 @@ def _checksum_end(purpose: ChecksumPurpose) -> Handler:
 def _publication_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     if "result" in attrs:
         _add(state.publications, attrs["result"])
-        state.publication_bytes += int(attrs.get("bytes", 0)) if attrs["result"] == "published" else 0
+        state.publication_bytes += int(_amount(attrs.get("bytes", 0))) if attrs["result"] == "published" else 0
 
 
 def _publication_stage_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     _add(state.publication_seconds, attrs["stage"], attrs["seconds"])
     if attrs["stage"] == "hash":
-        _add(state.checksum_seconds, ChecksumPurpose.PUBLISH, attrs["seconds"])
-        _add(state.checksum_bytes, ChecksumPurpose.PUBLISH, int(attrs.get("bytes", 0)))
+        _add(state.checksum_seconds, ChecksumPurpose.PUBLISH.value, attrs["seconds"])
+        _add(state.checksum_bytes, ChecksumPurpose.PUBLISH.value, int(_amount(attrs.get("bytes", 0))))
 
 
 def _restore_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-    state.tensors_materialized += int(attrs.get("tensors", 0))
+    state.tensors_materialized += int(_amount(attrs.get("tensors", 0)))
 
 
 def _resolution_end(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
     _add(state.resolutions, f"{attrs['result']}|{attrs['mode']}")
-    state.resolution_seconds.observe(attrs["seconds"])
-    state.last_resolution = {**attrs, "mono_ns": record["mono_ns"]}
+    state.resolution_seconds.observe(_amount(attrs["seconds"]))
+    state.last_resolution = {**_plain(attrs), "mono_ns": record["mono_ns"]}
 
 
 def _stage_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
@@ -240,27 +301,31 @@ def _stage_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
 
 
 def _lifecycle(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-    state.lifecycle = str(attrs["state"])
+    state.lifecycle = _word(attrs["state"])
 
 
 def _sampled(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
-    source = str(attrs["source"])
-    state.memory_sample_ns[source] = record["mono_ns"]
+    source = _word(attrs["source"])
     _add(state.memory_sample_seconds, source, attrs["cost_seconds"])
+    state.memory_sample_ns[source] = record["mono_ns"]
+
+
+_MEMORY: Final = tuple(field.name for field in fields(E.MemorySampled) if field.name.endswith("_bytes"))
 
 
 def _memory(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     # A later sample without PSS (its source has none) leaves the earlier PSS with its own timestamp.
-    state.memory = {**state.memory, **{key: value for key, value in attrs.items() if key.endswith("_bytes")}, "moment": attrs["moment"]}
+    told = {key: attrs[key] for key in _MEMORY if type(attrs.get(key)) is int}
+    state.memory = {**state.memory, **told, "moment": _word(attrs["moment"])}
 
 
 def _artifact_memory(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     if attrs["key"] in state.artifacts or len(state.artifacts) < MAX_ARTIFACTS:
-        state.artifacts[attrs["key"]] = dict(attrs)
+        state.artifacts[_word(attrs["key"])] = _plain(attrs)
 
 
 def _allocator(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
-    state.allocator = attrs
+    state.allocator = _plain(attrs)
 
 
 _OWN: dict[type[Event], tuple[Handler, ...]] = {

@@ -8,6 +8,7 @@ disabled means no file and no thread. Refuses to interpret: the fold does that.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 from collections import deque
@@ -16,13 +17,11 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final
 
-import orjson
-
 from hwr.errors import EXIT_TIMEOUT, HwrError
 from hwr.outcomes import FailureCode, Outcome
 from hwr.telemetry import logs
 from hwr.telemetry.clock import boot_ns, rfc3339
-from hwr.telemetry.encode import SCHEMA_VERSION, encode
+from hwr.telemetry.encode import SCHEMA_VERSION, encode, encode_checkpoint
 from hwr.telemetry.event import Begin, End, Event, Progress, attributes
 from hwr.telemetry.events import EventsDropped, JournalCheckpoint
 from hwr.telemetry.fold import apply
@@ -48,6 +47,7 @@ class Hub:
         self._lock = threading.RLock()
         self._waiting: deque[tuple[Event, dict[str, Any]]] = deque()
         self._busy = False
+        self._abandoned = False
         self._seq = 0
         self._ops = 0
         self._prefix = os.urandom(4).hex()
@@ -60,6 +60,17 @@ class Hub:
         """
         with self._lock:
             self._journal = make(self._segment_head)
+
+    def abandon(self) -> None:
+        """Close the parent's journal in a forked child, without the lock: whoever held it does not exist here.
+
+        A span that was open across the fork ends nowhere: its begin stands in the parent's journal, and so will its end.
+        """
+        self._abandoned = True
+        self._lock = threading.RLock()
+        if self._journal is not None:
+            self._journal.close()
+        _parent.set(None)
 
     def close_journal(self) -> None:
         """Close the journal's descriptor; later events go to the ring."""
@@ -94,10 +105,21 @@ class Hub:
     def snapshot(self) -> WorkerState:
         """Return a copy of the state, consistent and detached."""
         with self._lock:
-            return WorkerState.from_json(self.state.to_json())
+            busy, self._busy = self._busy, True  # what a finalizer emits meanwhile waits: the state stands still while it is copied
+            try:
+                state = copy.deepcopy(self.state)
+                if self._journal is not None and self._journal.dropped:  # lost, and not told yet: told with the next written event
+                    cause = self._journal.drop_cause
+                    state.dropped[cause] = state.dropped.get(cause, 0) + self._journal.dropped
+            finally:
+                self._busy = busy
+        self._drain()
+        return state
 
     def emit(self, event: Event, *, op: str | None = None, parent: str | None = None) -> None:
         """Deliver an event. An event emitted while another is written (a finalizer, a log handler) follows it."""
+        if self._abandoned:
+            return
         # The record is built outside the lock: its times are those of the call.
         now = boot_ns()
         record: dict[str, Any] = {
@@ -114,49 +136,65 @@ class Hub:
         if above is not None and above != op:
             record["parent"] = above
         record["attrs"] = attributes(event)
+        self._drain((event, record))
+
+    def _drain(self, *more: tuple[Event, dict[str, Any]]) -> None:
+        delivered: list[tuple[Event, dict[str, Any]]] = []
         with self._lock:
-            self._waiting.append((event, record))
-            if self._busy:
+            # Within the lock: no other thread may deliver it, since the line must be out before this thread goes on (R6).
+            self._waiting.extend(more)
+            if self._busy:  # this thread is writing further up its stack, and goes on with what waits
                 return
             self._busy = True
-            delivered = []
             try:
                 while self._waiting:
-                    waiting = self._waiting.popleft()
-                    self._deliver(*waiting)
-                    delivered.append(waiting)
+                    event, record = self._waiting.popleft()
+                    self._deliver(event, record, delivered)
             finally:
                 self._busy = False
             listeners = self._listeners
-        # Outside the lock: a log handler may be slow, or emit.
+        # Outside the lock: a log handler may be slow, or emit; listeners first, so that what it emits comes to them afterwards.
         for one, written in delivered:
-            logs.project(one, written["attrs"])
             for listener in listeners:
                 listener(one, written)
+            logs.project(one, written["attrs"])
 
-    def _deliver(self, event: Event, record: dict[str, Any]) -> None:
+    def _deliver(self, event: Event, record: dict[str, Any], delivered: list[tuple[Event, dict[str, Any]]]) -> None:
         self._seq += 1
         record["seq"] = self._seq
         journal = self._journal
         line = encode(record)
+        written = True
         if journal is None:
             self.ring.append(line)
-        elif journal.write(line) and journal.dropped:
-            count, journal.dropped = journal.dropped, 0
-            self._waiting.append(self._notice(EventsDropped(count=count, cause=journal.drop_cause), record))
+        else:
+            written = journal.write(line)
         # After the write: a segment that begins with this line has the state before it in its checkpoint.
         apply(self.state, record)
+        delivered.append((event, record))
+        if written and journal is not None and journal.dropped:
+            self._tell_drops(journal, record, delivered)
 
-    def _notice(self, event: Event, like: dict[str, Any]) -> tuple[Event, dict[str, Any]]:
-        record = {name: like[name] for name in ("v", "ts", "mono_ns", "seq")}
-        return event, {**record, "event": event.NAME, "sev": event.SEV.value, "attrs": attributes(event)}
+    def _tell_drops(self, journal: JournalWriter, like: dict[str, Any], delivered: list[tuple[Event, dict[str, Any]]]) -> None:
+        """Write how many events were lost; if that is lost too, the count stays and the number is used again."""
+        count = journal.dropped
+        event = EventsDropped(count=count, cause=journal.drop_cause)
+        record = {"v": SCHEMA_VERSION, "ts": like["ts"], "mono_ns": like["mono_ns"], "seq": self._seq + 1}
+        record |= {"event": event.NAME, "sev": event.SEV.value, "attrs": attributes(event)}
+        if journal.write(encode(record)):
+            self._seq += 1
+            journal.dropped -= count
+            apply(self.state, record)
+            delivered.append((event, record))
+        else:
+            journal.dropped = count
 
     def _segment_head(self, number: int) -> bytes:
         """Return the first line of a segment: the resource and the state so far; its `seq` is that of the last event in that state."""
         event = JournalCheckpoint(segment=number)
         now = boot_ns()
         attrs = {"segment": number, "state": self.state.to_json() if self.state.seq else None}
-        return orjson.dumps(
+        return encode_checkpoint(
             {
                 "v": SCHEMA_VERSION,
                 "ts": rfc3339(now + self._offset_ns),
@@ -166,8 +204,7 @@ class Hub:
                 "sev": event.SEV.value,
                 "res": self.res,
                 "attrs": attrs,
-            },
-            option=orjson.OPT_APPEND_NEWLINE,
+            }
         )
 
 

@@ -116,6 +116,7 @@ class JournalWriter:
                 os.unlink(path)
             raise
         self.close()
-        self._fd, self._number, self._written, self._torn = fd, number, len(head), False
+        # The head does not count: a state larger than a segment must not make every event a new one.
+        self._fd, self._number, self._written, self._torn = fd, number, 0, False
         with contextlib.suppress(OSError):
             os.unlink(self._directory / segment_name(number - self._kept))

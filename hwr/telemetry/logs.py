@@ -6,6 +6,7 @@ Promises to install no handler and to set no level. Refuses facts that the event
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any, Final
 
@@ -25,22 +26,28 @@ _loggers: Final[dict[str, logging.Logger]] = {}
 def level_of(event: Event) -> int:
     """Return the stdlib level of an event; a pair that failed is at least a warning."""
     level = _LEVELS[event.SEV]
-    if isinstance(event, End) and event.outcome is not Outcome.OK:
+    if isinstance(event, End) and event.outcome != Outcome.OK:
         return max(level, logging.WARNING)
     return level
 
 
 def severity_of(event: Event) -> Severity:
     """Return the severity that is written with an event."""
-    return Severity.WARN if isinstance(event, End) and event.outcome is not Outcome.OK and event.SEV is not Severity.ERROR else event.SEV
+    return Severity.WARN if isinstance(event, End) and event.outcome != Outcome.OK and event.SEV is not Severity.ERROR else event.SEV
 
 
 def project(event: Event, attrs: dict[str, Any]) -> None:
-    """Emit the log record of an event, if somebody listens at its level."""
+    """Emit the log record of an event, if somebody listens at its level.
+
+    A handler of the host's that raises must not stop what emitted the event.
+    """
     logger = _logger(event.NAME)
     level = level_of(event)
-    if logger.isEnabledFor(level):
-        logger.log(level, "%s", text(event, attrs), extra={"hwr_event": event.NAME, "hwr_attrs": attrs})
+    if not logger.isEnabledFor(level):
+        return
+    line = text(event, attrs)
+    with contextlib.suppress(Exception):  # the host's handler may raise anything
+        logger.log(level, "%s", line, extra={"hwr_event": event.NAME, "hwr_attrs": attrs})
 
 
 def text(event: Event, attrs: dict[str, Any]) -> str:
@@ -53,11 +60,12 @@ def text(event: Event, attrs: dict[str, Any]) -> str:
         if name not in _HIDDEN
     ]
     if isinstance(event, End):
-        words.append(f"in {seconds_text(event.seconds)}")
+        words.append(f"in {_value('_seconds', attrs.get('seconds'))}")
     return " ".join(words)
 
 
-_HIDDEN: Final = frozenset({"outcome", "seconds", "state"})
+_HIDDEN: Final = frozenset({"outcome", "seconds"})
+_ENDS: Final = {Outcome.OK: "done", Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out"}
 
 
 def _logger(name: str) -> logging.Logger:
@@ -71,7 +79,7 @@ def _verb(event: Event, verb: str) -> str:
     if isinstance(event, Begin):
         return "begins"
     if isinstance(event, End):
-        return {Outcome.OK: "done", Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out"}[event.outcome]
+        return _ENDS.get(event.outcome, "ended")
     return "goes on" if isinstance(event, Progress) else verb
 
 
@@ -84,4 +92,4 @@ def _value(name: str, value: Any) -> str:
         return short_key(str(value))
     if isinstance(value, list):
         return ",".join(str(item) for item in value) or "-"
-    return str(value)
+    return "-" if value is None else str(value)

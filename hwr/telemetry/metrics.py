@@ -7,6 +7,7 @@ Refuses pid, path, tensor, model and message as labels.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from hwr.outcomes import (
@@ -29,10 +30,12 @@ from hwr.outcomes import (
 from hwr.telemetry.catalogue import Kind, Label, Metric, Observed, Scope, Values
 from hwr.telemetry.events import JournalCheckpoint, all_events
 from hwr.telemetry.state import LONG_LADDER_SECONDS
-from hwr.units import short_key
+from hwr.units import printable, short_key
 
 DROP_CAUSES: Final = ("disk_full", "io_error", "closed")
 ARTIFACT: Final = Label("artifact", None)
+# Of a label value that a journal brought; a version or an engine's name is shorter.
+LABEL_CHARACTERS: Final = 64
 
 _CODES: Final = tuple(code.value for code in FailureCode if code not in NEVER_EMITTED)
 _VALIDATION_CODES: Final = (
@@ -83,9 +86,13 @@ def _leases(worker: Observed) -> Values:
     return _one(float(len(worker.state.leases)) if worker.state.lease_acquisitions else None)
 
 
+# What is no digest is no label: it comes from somebody else's file.
+_KEY: Final = re.compile(r"[0-9a-f]{12,128}")
+
+
 def _artifact(name: str) -> Any:
     def values(worker: Observed) -> Values:
-        return _known({short_key(key): facts.get(name) for key, facts in worker.state.artifacts.items()})
+        return _known({short_key(key): facts.get(name) for key, facts in worker.state.artifacts.items() if _KEY.fullmatch(key)})
 
     return values
 
@@ -95,10 +102,10 @@ def _build_info(worker: Observed) -> Values:
     versions = state.res.get("versions", {})
     return {
         "": {
-            "version": str(state.res.get("service.version", "unknown")),
-            "python": str(state.res.get("python", "unknown")),
-            "torch": str(versions.get("torch", "none")),
-            "safetensors": str(versions.get("safetensors", "none")),
+            "version": printable(str(state.res.get("service.version", "unknown")), LABEL_CHARACTERS),
+            "python": printable(str(state.res.get("python", "unknown")), LABEL_CHARACTERS),
+            "torch": printable(str(versions.get("torch", "none")), LABEL_CHARACTERS),
+            "safetensors": printable(str(versions.get("safetensors", "none")), LABEL_CHARACTERS),
         }
     }
 

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from hwr.telemetry.hub import Hub, Span
 from hwr.telemetry.journal import JournalWriter
 from hwr.telemetry.resource import Writer, process_start_ns, resource
 from hwr.telemetry.state import WorkerState
+from hwr.units import printable
 
 ALLOCATOR_SECONDS: Final = 60.0
 _log = logging.getLogger("hwr.telemetry")
@@ -158,13 +160,16 @@ def recording_hub() -> Iterator[Hub]:
         yield hub
         return
     res = resource(Writer(run_id="recording", engine="default", rank=0, role=Role.TOOL))
+    hub = Hub(res, realtime_offset_ns=res["clock.realtime_offset_ns"])
+    _install_hooks()
     with _process.lock:
-        _process.hub = Hub(res, realtime_offset_ns=res["clock.realtime_offset_ns"])
+        _process.hub = hub
     try:
-        yield _process.hub
+        yield hub
     finally:
         with _process.lock:
-            _process.hub = None
+            if _process.hub is hub:  # telemetry may have been configured meanwhile
+                _process.hub = None
 
 
 def current_hub() -> Hub | None:
@@ -188,29 +193,36 @@ def _hub() -> Hub | None:
 def _open(configuration: Configuration) -> None:
     environ = os.environ
     run_id = rundir.run_id(environ)
-    environ.setdefault("HWR_RUN_ID", run_id)  # ranks that this process starts belong to the same run
+    if not environ.get("HWR_RUN_ID", "").strip():
+        environ["HWR_RUN_ID"] = run_id  # ranks that this process starts belong to the same run
     rank = configuration.rank if configuration.rank is not None else _rank(environ)
     engine = configuration.engine or environ.get("HWR_ENGINE") or "default"
     res = resource(Writer(run_id=run_id, engine=engine, rank=rank, role=configuration.role))
     hub = Hub(res, realtime_offset_ns=res["clock.realtime_offset_ns"])
     _install_hooks()
+    # Known before anything can warn: a log handler of the host's that emits must find this hub, not open another.
+    _process.hub = hub
     run_dir = rundir.run_directory(configuration.run_dir, environ)
     try:
         worker = rundir.create_worker_directory(run_dir, run_id, rank, os.getpid(), process_start_ns())
         _process.alive = AliveFile(worker.path)
         hub.open_journal(lambda head: JournalWriter(worker.path, head))
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         if _process.alive is not None:
             _process.alive.close()
             _process.alive = None
-        _log.warning("no journal is written: %s: %s; events stay in memory", run_dir, errno_text(error))
+        problem = errno_text(error) if isinstance(error, OSError) else str(error)
+        _log.warning("no journal is written: %s: %s; events stay in memory", printable(str(run_dir)), problem)
     else:
         _process.directory = worker.path
         _process.stop = threading.Event()
-        threading.Thread(target=_beat, args=(_process.alive, _process.stop, hub), name="hwr-alive", daemon=True).start()
+        beating = threading.Thread(target=_beat, args=(_process.alive, _process.stop, hub), name="hwr-alive", daemon=True)
+        try:
+            beating.start()
+        except RuntimeError as error:  # no thread can be started: a limit, or the interpreter is shutting down
+            _log.warning("no heartbeat is written: %s", error)
         with contextlib.suppress(OSError):
             rundir.prune(run_dir, now=time.time())
-    _process.hub = hub
     hub.emit(E.WorkerStarted())
     hub.emit(E.PhaseChanged(phase=Phase.STARTING))
 
@@ -228,9 +240,8 @@ def _beat(alive: AliveFile, stop: threading.Event, hub: Hub) -> None:
 
 def _rank(environ: Any) -> int:
     for name in ("HWR_RANK", "RANK"):
-        value = environ.get(name, "")
-        if value.isdigit():
-            return int(value)
+        if re.fullmatch("[0-9]{1,9}", environ.get(name, "")):
+            return int(environ[name])
     return 0
 
 
@@ -255,7 +266,7 @@ def _after_fork() -> None:
     global _process
     inherited, _process = _process, _Process()
     _process.configuration = inherited.configuration
-    if inherited.hub is not None and inherited.hub._journal is not None:
-        inherited.hub._journal.close()
+    if inherited.hub is not None:
+        inherited.hub.abandon()
     if inherited.alive is not None:
-        inherited.alive.close()
+        inherited.alive.abandon()

@@ -8,7 +8,6 @@ blocking, bounded. Refuses to write, lock or signal anything.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Final
 from hwr.errors import Unavailable, errno_text
 from hwr.telemetry.encode import decode
 from hwr.telemetry.fold import apply
-from hwr.telemetry.journal import segment_name
+from hwr.telemetry.journal import segment_name, segment_numbers
 from hwr.telemetry.state import WorkerState
 
 CHUNK_BYTES: Final = 1 << 20
@@ -26,7 +25,7 @@ MAX_SEGMENT_BYTES: Final = 256 << 20
 # Checkpoints are exempt from the cap of 64 KiB a line, but hold one process's state only.
 MAX_LINE_BYTES: Final = 8 << 20
 
-_SEGMENT: Final = re.compile(r"events\.(\d{6,})\.jsonl\Z")
+_HEAD_BYTES: Final = 64 << 10
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -56,7 +55,7 @@ class JournalReader:
             if self._fd < 0 and not self._open_next():
                 return
             yield from self._drain()
-            if self._newer() is None:
+            if not any(number > self._number for number in self._segments()):
                 return
             # Nothing is appended to a segment once a newer one exists; read once more, since it may have grown meanwhile.
             yield from self._drain()
@@ -95,36 +94,61 @@ class JournalReader:
                     continue
                 apply(state, record)
                 yield record
+        self.problem = Unavailable(f"segment {self._number} is larger than {MAX_SEGMENT_BYTES} bytes; the rest is not read")
 
     def _segments(self) -> list[int]:
         try:
-            names = os.listdir(self.directory)
+            return segment_numbers(self.directory)
         except OSError as error:
             self.problem = Unavailable(errno_text(error))
             return []
-        return sorted(int(match[1]) for name in names if (match := _SEGMENT.match(name)))
-
-    def _newer(self) -> int | None:
-        return next((number for number in self._segments() if number > self._number), None)
 
     def _open_next(self) -> bool:
+        """Open the next segment that can be read: to begin with the newest whose head is whole, since a copy may have cut the last."""
         numbers = [number for number in self._segments() if number > self._number]
-        if not numbers:
-            return False
-        self._number = numbers[0] if self._number or self._from_start else numbers[-1]
-        path = self.directory / segment_name(self._number)
+        begin = not self._number and not self._from_start
+        for number in reversed(numbers) if begin else numbers:
+            fd = self._open(number)
+            if fd is None:
+                continue
+            if begin and number != numbers[0] and not _has_head(fd):
+                os.close(fd)
+                continue
+            self._fd, self._number = fd, number
+            return True
+        return False
+
+    def _open(self, number: int) -> int | None:
         try:
-            fd = os.open(path, _FLAGS)
+            fd = os.open(self.directory / segment_name(number), _FLAGS)
         except OSError as error:
             self.problem = Unavailable(errno_text(error))
-            return False
-        facts, owner = os.fstat(fd), os.stat(self.directory)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner.st_uid:
+            return None
+        try:
+            facts, owner = os.fstat(fd), os.stat(self.directory)
+        except OSError as error:
             os.close(fd)
-            self.problem = Unavailable("segment is not a regular file of its directory's owner")
+            self.problem = Unavailable(errno_text(error))
+            return None
+        if stat.S_ISREG(facts.st_mode) and facts.st_uid == owner.st_uid:
+            return fd
+        os.close(fd)
+        self.problem = Unavailable("segment is not a regular file of its directory's owner")
+        return None
+
+
+def _has_head(fd: int) -> bool:
+    """Say whether the first line is whole; nothing is parsed and the offset stays."""
+    at = 0
+    while at < MAX_LINE_BYTES:
+        try:
+            chunk = os.pread(fd, _HEAD_BYTES, at)
+        except OSError:
             return False
-        self._fd = fd
-        return True
+        if not chunk or b"\n" in chunk:
+            return bool(chunk)
+        at += len(chunk)
+    return False
 
 
 def read_state(directory: Path) -> WorkerState:

@@ -26,8 +26,12 @@ KEPT_SECONDS: Final = 7 * 86400
 KEPT_BYTES: Final = 1 << 30
 ALIVE: Final = "alive"
 
+# A worker locks its alive file right after it made its directory; what is younger than this may be in between.
+GRACE_SECONDS: Final = 60.0
+
 _SAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
-_RANK_DIR: Final = re.compile(r"r(\d+)\.(\d+)\.(\d+)\Z")
+_RANK_DIR: Final = re.compile(r"r(\d+)\.(\d+)\.(\d+)\Z", re.ASCII)
+_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,24 @@ def create_worker_directory(run_dir: Path, run: str, rank: int, pid: int, start_
             run_dir.mkdir(mode=0o700, parents=True)
     if run_dir == private_run_directory():
         _refuse_foreign(run_dir)
-    mode = 0o2770 if shared else 0o750
-    for path in (run_dir / run, run_dir / run / f"r{rank}.{pid}.{start_ns}"):
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=mode)
     path = run_dir / run / f"r{rank}.{pid}.{start_ns}"
+    for attempt in range(_ATTEMPTS):
+        _make(path.parent, shared=shared)
+        try:
+            _make(path, shared=shared)
+        except FileNotFoundError:  # the run's last dead worker was pruned meanwhile, and the empty run with it
+            if attempt + 1 == _ATTEMPTS:
+                raise
+        else:
+            break
     return WorkerDirectory(path=path, run_id=run, rank=rank, pid=pid, start_ns=start_ns)
+
+
+def _make(path: Path, *, shared: bool) -> None:
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o750)
+        if shared:
+            path.chmod(0o2770)  # whatever the umask: other members of the group have ranks in the same run
 
 
 def worker_directories(run_dir: Path) -> Iterator[WorkerDirectory]:
@@ -100,7 +116,7 @@ def prune(run_dir: Path, *, now: float, keep_seconds: float = KEPT_SECONDS, keep
     total = sum(size for _, size, _ in dead)
     removed = 0
     for written, size, path in dead:
-        if now - written <= keep_seconds and total <= keep_bytes:
+        if now - written <= GRACE_SECONDS or (now - written <= keep_seconds and total <= keep_bytes):
             break
         if _remove_if_dead(path):
             total -= size
@@ -111,8 +127,10 @@ def prune(run_dir: Path, *, now: float, keep_seconds: float = KEPT_SECONDS, keep
 def _remove_if_dead(path: Path) -> bool:
     try:
         fd = os.open(path / ALIVE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return _remove_if_empty(path)
     except OSError:
-        return False  # no alive file: half made, or not ours to judge
+        return False  # not ours to judge
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
@@ -123,6 +141,17 @@ def _remove_if_dead(path: Path) -> bool:
     finally:
         os.close(fd)
     return not path.exists()
+
+
+def _remove_if_empty(path: Path) -> bool:
+    """Remove what a worker left that died between making its directory and its first file; the kernel refuses if there is one."""
+    try:
+        path.rmdir()
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+    return True
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -141,6 +170,8 @@ def _subdirectories(path: Path) -> list[Path]:
 
 def _last_written(path: Path) -> float:
     newest = 0.0
+    with contextlib.suppress(OSError):
+        newest = path.lstat().st_mtime
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         for entry in entries:
             newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)

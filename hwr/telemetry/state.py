@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from hwr.outcomes import Operation, Phase
@@ -17,6 +17,17 @@ from hwr.outcomes import Operation, Phase
 # Upper bounds in seconds. Short: a kernel call, a block copy; long: a start's stages, whose deadline is 600 s.
 SHORT_LADDER_SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 LONG_LADDER_SECONDS: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 15.0, 60.0, 180.0, 600.0)
+
+# Entries of one table: label values are closed sets of ours, but a journal may be somebody else's file.
+MAX_KEYS: Final = 1024
+
+_NUMBER: Final = (int, float)
+_JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": _NUMBER,
+    "bool": (bool,),
+}
 
 PHASE_OF_OPERATION: Final = {
     Operation.LOOKUP: Phase.RESOLVING,
@@ -160,21 +171,53 @@ class WorkerState:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> WorkerState:
-        """Rebuild a state; unknown fields are ignored.
+        """Rebuild a state; unknown fields are ignored and absent ones are new since.
 
         Raises:
-            TypeError, ValueError, KeyError: the value is not a state's JSON form.
+            ValueError: the value is not a state's JSON form; a checkpoint may come from somebody else's file.
         """
-        known = {item.name for item in dataclasses.fields(cls)}
-        state = cls(**{key: item for key, item in value.items() if key in known})
-        state.ops = {key: OpenOperation(**item) for key, item in value.get("ops", {}).items()}
-        state.resolution_seconds = _histogram(value["resolution_seconds"])
-        state.validation_seconds = {key: _histogram(item) for key, item in value.get("validation_seconds", {}).items()}
+        state = cls()
+        for item in dataclasses.fields(cls):
+            if item.name in value:
+                setattr(state, item.name, _rebuilt(str(item.type), value[item.name]))
         return state
 
 
-def _histogram(value: dict[str, Any]) -> Histogram:
-    bounds, counts = tuple(float(bound) for bound in value["bounds"]), [int(count) for count in value["counts"]]
-    if len(counts) != len(bounds) + 1:
+def _rebuilt(kind: str, value: Any) -> Any:
+    """Take a JSON value for what a field's annotation says, or refuse it."""
+    if kind.endswith(" | None"):
+        return None if value is None else _rebuilt(kind.removesuffix(" | None"), value)
+    if kind == "Histogram":
+        return _histogram(value)
+    if kind == "OpenOperation":
+        return _operation(value)
+    if kind.startswith("dict[str, "):
+        if type(value) is not dict or len(value) > MAX_KEYS:
+            raise ValueError("not a table of this size")
+        inner = kind.removeprefix("dict[str, ").removesuffix("]")
+        return value if inner == "Any" else {key: _rebuilt(inner, item) for key, item in value.items()}
+    if type(value) not in _JSON_TYPES[kind]:
+        raise ValueError(f"not {kind}")
+    return value
+
+
+def _operation(value: Any) -> OpenOperation:
+    fields = {item.name: str(item.type) for item in dataclasses.fields(OpenOperation)}
+    if type(value) is not dict or not {"event", "begun_ns"} <= value.keys():
+        raise ValueError("not an open operation")
+    return OpenOperation(**{name: _rebuilt(kind, value[name]) for name, kind in fields.items() if name in value})
+
+
+def _histogram(value: Any) -> Histogram:
+    match value:
+        case {"bounds": [*bounds], "counts": [*counts], "total": int() | float() as total}:
+            pass
+        case _:
+            raise ValueError("not a histogram")
+    if len(counts) != len(bounds) + 1 or len(counts) > MAX_KEYS:
         raise ValueError("a histogram has one bucket more than bounds")
-    return Histogram(bounds=bounds, counts=counts, total=float(value["total"]))
+    if not all(type(bound) in _NUMBER for bound in bounds) or not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError("bounds and counts are numbers")
+    if any(low >= high for low, high in pairwise(bounds)):
+        raise ValueError("bounds rise")
+    return Histogram(bounds=tuple(float(bound) for bound in bounds), counts=counts, total=float(total))

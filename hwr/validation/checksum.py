@@ -7,6 +7,8 @@ the bytes; nothing is paid per inference. Refuses to claim more: it neither auth
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -23,7 +25,7 @@ from hwr.telemetry import span
 from hwr.telemetry.events import ChecksumBegun, ChecksumProgress
 from hwr.telemetry.hub import Span
 from hwr.units import short_key
-from hwr.validation.metadata import OpenedArtifact
+from hwr.validation.metadata import OpenedArtifact, typed
 
 TELL_SECONDS: Final = 0.25
 _HASHER: Final = Path(__file__).with_name("hasher.py")
@@ -63,8 +65,9 @@ def _run(opened: OpenedArtifact, checking: Span, root: str) -> int:
         try:
             json.dump(job, child.stdin)
             child.stdin.close()
-        except BrokenPipeError:
-            pass  # it died at once; its exit status says why
+        except BrokenPipeError:  # it died at once; its exit status says why
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()  # what it did not take is still buffered
         for line in child.stdout:
             last = json.loads(line)
             done = last.get("done", done)
@@ -105,6 +108,8 @@ def _start(opened: OpenedArtifact, key: str, root: str) -> subprocess.Popen[str]
             text=True,
         )
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise typed(error, "the pipe to the hashing process", key, root) from error
         problem = f"no process can be started to hash in: {errno_text(error)}"
         raise StoreIoError(reason="no_process", root=root, path=short_key(key), operation="full_checksum", problem=problem) from error
 
@@ -116,6 +121,6 @@ def _ended(code: int, opened: OpenedArtifact, sizes: dict[str, int], root: str) 
         if size != sizes[name]:
             problem = f"{name} has {size} bytes, not {sizes[name]}: it changed while it was read"
             return ArtifactInvalid(reason="truncated_while_read", root=root, key=key, problem=problem)
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+    how = f"killed by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"status {code}"
     problem = f"the hashing process ended early ({how})" + (": the disk could not give a page" if code == -signal.SIGBUS else "")
     return StoreIoError(reason="hasher_ended", root=root, path=key, operation="full_checksum", problem=problem)

@@ -29,7 +29,7 @@ from hwr.store.manifest import (
     parse_manifest,
     parse_ready,
 )
-from hwr.units import short_key
+from hwr.units import canonical_json, short_key
 
 UNCHECKED: Final = "payload bytes"
 # What these say is about the tree, not about the disk below it.
@@ -74,7 +74,7 @@ def validate(directory_fd: int, key: str, identity: Mapping[str, Any] | None, ro
         raise _invalid(key, root, "ready_mismatch", "READY.json names another content")
     if manifest.key != key:
         raise _invalid(key, root, "identity", f"its manifest is that of {short_key(manifest.key)}")
-    if identity is not None and dict(manifest.identity) != dict(identity):
+    if identity is not None and canonical_json(manifest.identity) != canonical_json(identity):
         raise _invalid(key, root, "identity", "its manifest names another identity")
     _exact_listing(directory_fd, manifest, key, root)
     opened: dict[str, int] = {}
