@@ -24,7 +24,7 @@ if __name__ == "__main__":
 from hwr.outcomes import NEVER_EMITTED  # noqa: E402
 from hwr.telemetry.catalogue import Kind, Label, Metric, Scope  # noqa: E402
 from hwr.telemetry.event import Begin, End, Event, Progress, json_key  # noqa: E402
-from hwr.telemetry.events import JournalCheckpoint, all_events  # noqa: E402
+from hwr.telemetry.events import SegmentOpened, all_events  # noqa: E402
 from hwr.telemetry.metrics import METRICS  # noqa: E402
 from hwr.telemetry.schema import event_schema, index_schema  # noqa: E402
 
@@ -204,7 +204,7 @@ def _facts(kind: type[Event], begins: dict[type[End], type[Begin]]) -> Iterator[
         yield f"begun by `{begins[kind].NAME}`"
     elif issubclass(kind, Progress):
         yield "carries the `op` of its begin event"
-    elif kind is JournalCheckpoint:
+    elif kind is SegmentOpened:
         yield "carries `res`; its `seq` is that of the last event in its state"
 
 

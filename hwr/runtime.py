@@ -476,7 +476,7 @@ class _Load:
         done = Attempt(stage, attempt.result, attempt.action, time.monotonic() - begun, failure)
         self.report.attempts.append(done)
         telemetry.emit(
-            E.AttemptEnded(
+            E.AttemptRecorded(
                 stage=stage,
                 result=done.result,
                 action=done.action,

@@ -15,7 +15,7 @@ from hwr.telemetry.event import clean
 SCHEMA_VERSION: Final = 1
 MAX_LINE_BYTES: Final = 64 << 10
 # Of the one event whose line may be longer; its name stands within the first bytes of the line.
-CHECKPOINT: Final = "hwr.journal.segment.begin"
+CHECKPOINT: Final = "hwr.journal.segment.open"
 _KEPT_ITEMS: Final = 20
 _KEPT_CHARACTERS: Final = 1000
 

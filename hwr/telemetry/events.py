@@ -47,10 +47,10 @@ def event(kind: type[Kind]) -> type[Kind]:
 
 
 @event
-class JournalCheckpoint(Event):
+class SegmentOpened(Event):
     """First line of every segment: the state folded from all earlier ones, so that reading may start here."""
 
-    NAME: ClassVar[str] = "hwr.journal.segment.begin"
+    NAME: ClassVar[str] = "hwr.journal.segment.open"
     SEV: ClassVar[Severity] = Severity.DEBUG
     segment: int
     state: dict[str, Any] | None = None
@@ -576,10 +576,10 @@ class ResolutionBegun(Begin):
 
 
 @event
-class AttemptEnded(Event):
+class AttemptRecorded(Event):
     """One stage of a resolution: its result, what was done next, and the failure if there was one."""
 
-    NAME: ClassVar[str] = "hwr.runtime.attempt.end"
+    NAME: ClassVar[str] = "hwr.runtime.attempt.record"
     stage: ResolutionStage
     result: AttemptResult
     action: ResolutionAction

@@ -40,7 +40,7 @@ def apply(state: WorkerState, record: dict[str, Any]) -> None:
     """Apply one record, as decoded from a line or as written by this process. Records may come from an untrusted file."""
     name = record["event"]
     steps = _STEPS.get(name)
-    if name == E.JournalCheckpoint.NAME:
+    if name == E.SegmentOpened.NAME:
         _checkpoint(state, record)
         return
     seq = record["seq"]

@@ -23,7 +23,7 @@ from hwr.telemetry import logs
 from hwr.telemetry.clock import boot_ns, rfc3339
 from hwr.telemetry.encode import SCHEMA_VERSION, encode, encode_checkpoint
 from hwr.telemetry.event import Begin, End, Event, Progress, attributes
-from hwr.telemetry.events import EventsDropped, JournalCheckpoint
+from hwr.telemetry.events import EventsDropped, SegmentOpened
 from hwr.telemetry.fold import apply
 from hwr.telemetry.journal import JournalWriter
 from hwr.telemetry.state import WorkerState
@@ -191,7 +191,7 @@ class Hub:
 
     def _segment_head(self, number: int) -> bytes:
         """Return the first line of a segment: the resource and the state so far; its `seq` is that of the last event in that state."""
-        event = JournalCheckpoint(segment=number)
+        event = SegmentOpened(segment=number)
         now = boot_ns()
         attrs = {"segment": number, "state": self.state.to_json() if self.state.seq else None}
         return encode_checkpoint(

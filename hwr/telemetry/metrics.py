@@ -28,7 +28,7 @@ from hwr.outcomes import (
     ValidationLevel,
 )
 from hwr.telemetry.catalogue import Kind, Label, Metric, Observed, Scope, Values
-from hwr.telemetry.events import JournalCheckpoint, all_events
+from hwr.telemetry.events import SegmentOpened, all_events
 from hwr.telemetry.state import LONG_LADDER_SECONDS
 from hwr.units import printable, short_key
 
@@ -403,7 +403,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         Kind.COUNTER,
         "Events, by name.",
         lambda w: w.state.events,
-        (Label("event", tuple(kind.NAME for kind in all_events() if kind is not JournalCheckpoint)),),
+        (Label("event", tuple(kind.NAME for kind in all_events() if kind is not SegmentOpened)),),
         scope=Scope.PROCESS,
     ),
     Metric(

@@ -90,11 +90,11 @@ def configure(
         return _process.directory
 
 
-def ensure_configured() -> None:
-    """Configure with the defaults unless somebody has configured already."""
+def ensure_configured(run_dir: str | os.PathLike[str] | None = None, engine: str | None = None) -> None:
+    """Configure unless somebody has configured already: the host's own `configure` wins over a library call's options."""
     with _process.lock:
         if _process.configuration is None:
-            configure()
+            configure(run_dir=run_dir, engine=engine)
 
 
 def emit(event: Event) -> None:

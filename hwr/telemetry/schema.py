@@ -18,7 +18,7 @@ from typing import Any, Final
 from hwr.outcomes import Severity
 from hwr.telemetry.encode import SCHEMA_VERSION
 from hwr.telemetry.event import Begin, End, Event, Progress, json_key
-from hwr.telemetry.events import JournalCheckpoint, all_events
+from hwr.telemetry.events import SegmentOpened, all_events
 from hwr.units import printable
 
 Schema = dict[str, Any]
@@ -60,7 +60,7 @@ _RES: Final[Schema] = {
 def event_schema(kind: type[Event]) -> Schema:
     """Return the schema of the records of one event class."""
     paired = issubclass(kind, Begin | End | Progress)
-    first = kind is JournalCheckpoint
+    first = kind is SegmentOpened
     properties: Schema = {
         "v": {"const": SCHEMA_VERSION},
         "ts": {"type": "string", "pattern": TIME_PATTERN},

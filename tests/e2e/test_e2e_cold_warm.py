@@ -22,7 +22,7 @@ from e2e_stores import Store, evict, payload_was_read
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
-from hwr.telemetry.events import JournalCheckpoint
+from hwr.telemetry.events import SegmentOpened
 from hwr.units import bytes_text
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -196,7 +196,7 @@ def test_log_lines_say_what_the_journal_says(starts: tuple[Start, Start, Store, 
     assert isinstance(start, Start)
     lines = [match.groups() for line in start.done.lines() if (match := LOG_LINE.fullmatch(line))]
     assert len(lines) == len(start.done.lines()), "every line of standard error is a log line"
-    records = [record for record in start.done.journal.records if record["event"] != JournalCheckpoint.NAME]
+    records = [record for record in start.done.journal.records if record["event"] != SegmentOpened.NAME]
     assert len(lines) == len(records)
     told: Counter[str] = Counter()
     for (_, logger, text), record in zip(lines, records, strict=True):

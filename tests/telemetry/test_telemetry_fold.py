@@ -202,7 +202,7 @@ def test_a_checkpoint_is_taken_whole_or_not_at_all(name: str, value: Any) -> Non
     """A checkpoint with a field of another type is refused and counted; the state from before stays."""
     state = fold([{"mono_ns": 1, "seq": 1, "event": "hwr.worker.process.start", "attrs": {}}])
     told = {**WorkerState().to_json(), "seq": 9, name: value}
-    apply(state, {"mono_ns": 2, "seq": 9, "event": E.JournalCheckpoint.NAME, "attrs": {"state": json.loads(orjson.dumps(told))}})
+    apply(state, {"mono_ns": 2, "seq": 9, "event": E.SegmentOpened.NAME, "attrs": {"state": json.loads(orjson.dumps(told))}})
     assert (state.seq == told["seq"] and state.malformed == (told["malformed"])) or (state.seq, state.malformed) == (1, 1)
     exposed(state)
 

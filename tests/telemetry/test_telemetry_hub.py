@@ -196,7 +196,7 @@ def test_an_event_within_the_write_of_another_follows_it(tmp_path: Path) -> None
     hub.open_journal(lambda head: Interrupted(tmp_path, head))
     hub.emit(E.StepsBegun(steps=1), op="a")
     names = [json.loads(line)["event"] for line in (tmp_path / "events.000001.jsonl").read_bytes().splitlines()]
-    assert names == ["hwr.journal.segment.begin", "hwr.runtime.steps.begin", "hwr.runtime.steps.end"]
+    assert names == ["hwr.journal.segment.open", "hwr.runtime.steps.begin", "hwr.runtime.steps.end"]
     assert read_state(tmp_path) == hub.snapshot()
 
 

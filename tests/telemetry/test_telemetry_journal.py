@@ -109,7 +109,7 @@ def test_j2_a_segment_begins_with_resource_and_state(tmp_path: Path) -> None:
     before = 0
     for number in segment_numbers(tmp_path):
         first, *others = records(tmp_path / segment_name(number))
-        assert first["event"] == E.JournalCheckpoint.NAME
+        assert first["event"] == E.SegmentOpened.NAME
         assert first["res"] == RES
         assert first["seq"] == before
         assert (first["attrs"]["state"] or {"seq": 0})["seq"] == before

@@ -89,7 +89,7 @@ def test_checkpoints_and_notices_are_valid() -> None:
     record = json.loads(hub._segment_head(2))
     assert record["attrs"]["state"]["seq"] == record["seq"] == hub.state.seq
     assert problems(record) == []
-    assert VALIDATORS[E.JournalCheckpoint.NAME].is_valid(record)
+    assert VALIDATORS[E.SegmentOpened.NAME].is_valid(record)
     assert problems({**record, "res": None}) != []
 
 

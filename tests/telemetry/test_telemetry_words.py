@@ -186,6 +186,6 @@ def test_a_reader_escapes_what_the_writer_should_have() -> None:
 def test_only_a_checkpoint_may_be_longer() -> None:
     """A longer line is none of ours, also when it names the checkpoint somewhere."""
     filler = "x" * MAX_LINE_BYTES
-    for event, known in (("hwr.journal.segment.begin", True), ("hwr.worker.process.start", False)):
-        line = orjson.dumps({"hwr.journal.segment.begin": 1, "event": event, "seq": 1, "mono_ns": 1, "attrs": {"a": filler}})
+    for event, known in (("hwr.journal.segment.open", True), ("hwr.worker.process.start", False)):
+        line = orjson.dumps({"hwr.journal.segment.open": 1, "event": event, "seq": 1, "mono_ns": 1, "attrs": {"a": filler}})
         assert (decode(line) is not None) is known
