@@ -21,9 +21,6 @@ from hwr.options.table import Concern, Spelling, option
 from hwr.outcomes import BuildAdmission, RegistrationMode, RuntimeMode, ValidationLevel
 from hwr.units import GIB
 
-# A filesystem fuller than this slows down and leaves other users of the node nothing: 5 %, what ext4 reserves too.
-DEFAULT_FREE_DIVISOR: Final = 20
-
 _REGISTRATION: Final = "host registration"
 _DLO: Final = "distributed layerwise offload"
 _SP: Final = "sequence parallelism"
@@ -106,6 +103,7 @@ class HostWeightRuntimeOptions(Concern):
         "hwr_stall_after_seconds",
         seconds(),
         30.0,
+        awaits="stall verdicts of the node agent",
         help="an operation without progress for this long is reported as stalled",
     )
 
@@ -138,10 +136,10 @@ class HostWeightRuntimeOptions(Concern):
         """The limit of one artifact; None is none."""
         return _whole_bytes(self.max_artifact_gib)
 
-    def min_free_bytes(self, filesystem_bytes: int) -> int:
-        """Return what a publication must leave free on a filesystem of that size."""
-        reserve = _whole_bytes(self.min_free_gib)
-        return filesystem_bytes // DEFAULT_FREE_DIVISOR if reserve is None else reserve
+    @property
+    def min_free_bytes(self) -> int | None:
+        """What must stay free on the filesystem; None is 5 % of it."""
+        return _whole_bytes(self.min_free_gib)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

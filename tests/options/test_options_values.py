@@ -215,9 +215,9 @@ def test_serialized_admission_needs_a_store_limit() -> None:
 def test_capacity_in_bytes() -> None:
     """Unset is no limit for store and artifact, 5 % of the filesystem for free space; 0 free space is a choice."""
     runtime = HostWeightRuntimeOptions()
-    assert (runtime.max_store_bytes, runtime.max_artifact_bytes, runtime.min_free_bytes(1000)) == (None, None, 50)
-    assert HostWeightRuntimeOptions(min_free_gib=0.0).min_free_bytes(1000) == 0
-    assert HostWeightRuntimeOptions(min_free_gib=0.25).min_free_bytes(1000) == GIB // 4
+    assert (runtime.max_store_bytes, runtime.max_artifact_bytes, runtime.min_free_bytes) == (None, None, None)
+    assert HostWeightRuntimeOptions(min_free_gib=0.0).min_free_bytes == 0
+    assert HostWeightRuntimeOptions(min_free_gib=0.25).min_free_bytes == GIB // 4
 
 
 def test_values_are_frozen() -> None:
