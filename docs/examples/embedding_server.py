@@ -1,5 +1,6 @@
 """An embedding server on one page: python embedding_server.py MODEL_DIR STORE_DIR [PORT [METRICS_PORT]]"""
 
+import contextlib
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,15 +33,11 @@ def serve(model: str, store: str, port: int = 8080, metrics_port: int = 9400) ->
 
         embed("the first request should not be the slow one")
         with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-            print(
-                f"POST text to http://127.0.0.1:{server.server_port}/ · {loaded.report.outcome} · {metrics.url if metrics else metrics.reason}",
-                flush=True,
-            )
+            where = metrics.url if metrics else f"no metrics: {metrics.reason}"
+            print(f"POST text to http://127.0.0.1:{server.server_port}/ · {loaded.report.outcome} · {where}", flush=True)
             server.serve_forever()
 
 
 if __name__ == "__main__":
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         serve(*sys.argv[1:3], *map(int, sys.argv[3:]))
-    except KeyboardInterrupt:
-        pass

@@ -47,7 +47,7 @@ def command(arguments: argparse.Namespace) -> int:
     root = Path(arguments.root).absolute()
     run_dir = root.parent / "run"
     if arguments.fresh:
-        _remove_store(root)
+        remove_store(root)
     environ = {**os.environ, "HWR_RUN_DIR": str(run_dir), "HWR_RUN_ID": rundir.run_id({})}
     print(f"model    {model}\nstore    {root}\njournals {run_dir}\n", flush=True)
     same = False
@@ -86,7 +86,7 @@ def model_directory() -> Path:
     return Path(found.origin).parent / "model"
 
 
-def _remove_store(root: Path) -> None:
+def remove_store(root: Path) -> None:
     """Remove a store that a demo made, and nothing else."""
     if (root / "domain.json").is_file():
         shutil.rmtree(root, onerror=_make_writable)

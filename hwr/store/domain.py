@@ -23,6 +23,7 @@ from typing import Any, Final
 from hwr.errors import (
     DomainPolicyMismatch,
     DomainUnavailable,
+    FdLimit,
     HwrError,
     MmapUnsupported,
     ReadOnlyStore,
@@ -34,13 +35,14 @@ from hwr.errors import (
 from hwr.outcomes import LockKind, StorageClass, StorageScope
 from hwr.procfs.mountinfo import mount_of, read_mountinfo
 from hwr.store.layout import DIRECTORY_MODE, StoreLayout
-from hwr.store.locks import acquire
+from hwr.store.locks import acquire, no_space
 from hwr.telemetry import span
 from hwr.telemetry.events import DomainOpening
 from hwr.units import canonical_json
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 
+_NO_MAPPING: Final = frozenset({errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM})
 _TMPFS: Final = frozenset({"tmpfs", "ramfs"})
 # flock and shared mappings are what we rely on; network and cluster filesystems keep neither promise between nodes.
 _DISK: Final = frozenset(
@@ -216,6 +218,8 @@ def _probe_mapping(layout: StoreLayout, fstype: str) -> None:
     try:
         mmap.mmap(fd, 1, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ).close()
     except OSError as error:
+        if error.errno not in _NO_MAPPING:  # a limit of this process, or the disk
+            raise
         raise MmapUnsupported(reason="shared", root=str(layout.root), fstype=fstype, problem=errno_text(error)) from error
     finally:
         os.close(fd)
@@ -321,5 +325,9 @@ def max_map_count() -> int | None:
 def _typed(error: OSError, root: Path) -> HwrError:
     if error.errno == errno.EROFS:
         return ReadOnlyStore(reason="read_only_filesystem", root=str(root), problem=errno_text(error))
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return FdLimit(reason="open", root=str(root), path=str(error.filename or root), limit=resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return no_space(error, root, "making the store")
     problem = f"{errno_text(error)}: {error.filename}" if error.filename else errno_text(error)
     return DomainUnavailable(reason=errno.errorcode.get(error.errno or 0, "os_error").lower(), root=str(root), problem=problem)

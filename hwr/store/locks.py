@@ -217,8 +217,11 @@ def open_error(error: OSError, path: Path) -> FdLimit | NoSpace | NoInodes | Sto
 
 def no_space(error: OSError, root: Path, operation: str) -> NoSpace | NoInodes:
     """Tell the three ways of ENOSPC and EDQUOT apart: bytes, inodes, quota."""
+    there = root
+    while not there.exists() and there != there.parent:  # a store that is just being made
+        there = there.parent
     with contextlib.suppress(OSError):
-        facts = os.statvfs(root)
+        facts = os.statvfs(there)
         if error.errno == errno.ENOSPC and facts.f_files and not facts.f_favail:
             return NoInodes(reason="inodes", root=str(root), available=facts.f_favail, needed="more")
     reason = "quota" if error.errno == errno.EDQUOT else "disk_full"

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -107,8 +108,8 @@ class Running:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
-    def stop(self, signal: int) -> Done:
-        self.process.send_signal(signal)
+    def stop(self, number: int) -> Done:
+        self.process.send_signal(number)
         out, err = self.process.communicate(timeout=DEADLINE_SECONDS)
         return Done(self.process.returncode, out, err, self.run_dir)
 
@@ -165,6 +166,7 @@ class Programs:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # what it forks can be ended with it
         )
         self.running.append(Running(process, run_dir))
         return self.running[-1]
@@ -185,10 +187,10 @@ class Programs:
 
     def close(self) -> None:
         for one in self.running:
-            if one.process.poll() is None:
-                one.process.kill()
-            with contextlib.suppress(ValueError):
-                one.process.communicate()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.process.pid, signal.SIGKILL)
+            with contextlib.suppress(ValueError):  # its pipes were closed when it was stopped
+                one.process.communicate(timeout=DEADLINE_SECONDS)
 
 
 def clean_environment() -> dict[str, str]:

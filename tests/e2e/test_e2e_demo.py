@@ -6,18 +6,22 @@ import re
 import signal
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from e2e_processes import Done, Programs, Running, journals
 from e2e_stores import Store
 
+from hwr.cli.demo import remove_store
 from hwr.telemetry.alive import is_held
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
+def place(tmp_path_factory: pytest.TempPathFactory, minilm_published: Store) -> Iterator[Programs]:
+    """Where demos run; a store of the model is there already."""
     programs = Programs(tmp_path_factory.mktemp("demo"))
+    minilm_published.copy(programs.base / "store")
     yield programs
     programs.close()
     Store(programs.base / "store").remove()
@@ -38,60 +42,77 @@ def held(running: Running) -> str:
     return text
 
 
+@dataclass(frozen=True)
+class Held:
+    """A demo that was held: what it printed by then, its metrics meanwhile, and how it ended."""
+
+    text: str
+    url: str
+    metrics: str
+    done: Done
+
+
+def hold(place: Programs, number: int, *more: str) -> Held:
+    running = place.start_hwr("demo", "--root", place.base / "store", "--hold", *more)
+    text = held(running)
+    (url,) = re.findall(r"curl -s (\S+) ", text)
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        metrics = answer.read().decode()
+    return Held(text, url, metrics, running.stop(number))
+
+
 @pytest.fixture(scope="module")
-def first(place: Programs) -> Done:
-    return place.hwr("demo", "--root", place.base / "store")
+def fresh(place: Programs) -> Held:
+    """The first demo: cold, although the store was there, and ended by Ctrl-C."""
+    return hold(place, signal.SIGINT, "--fresh")
 
 
-def test_the_first_demo_is_cold_then_warm_and_right(first: Done, place: Programs) -> None:
-    assert first.rc == 0, first.err
-    assert outcomes(first.out) == ["canonical_fallback", "local_hit"]
-    assert re.search(r"^embedding +[0-9a-f]{12} +bit-identical +bit-identical$", first.out, re.MULTILINE)
-    assert re.search(r"^checksum +- +- +86\.7 MiB, [\d.]+ GB/s$", first.out, re.MULTILINE)
+@pytest.fixture(scope="module")
+def again(place: Programs, fresh: Held) -> Held:
+    """The second demo on the same root, ended by SIGTERM."""
+    assert fresh.done.rc == 0, fresh.done.err
+    return hold(place, signal.SIGTERM)
+
+
+def test_a_fresh_demo_is_cold_then_warm_and_right(fresh: Held, place: Programs) -> None:
+    assert fresh.done.rc == 0, fresh.done.err
+    assert outcomes(fresh.text) == ["canonical_fallback", "local_hit"]
+    assert re.search(r"^embedding +[0-9a-f]{12} +bit-identical +bit-identical$", fresh.text, re.MULTILINE)
+    assert re.search(r"^checksum +- +- +86\.7 MiB, [\d.]+ GB/s$", fresh.text, re.MULTILINE)
     # Journals under the root's sibling, of the two starts; stock loading has none.
-    found = journals(place.base / "run")
-    assert [journal.state.resolutions for journal in found] == [{"canonical_fallback|preferred": 1}, {"local_hit|preferred": 1}]
-    assert all(journal.state.exited and journal.state.leases == {} for journal in found)
-    assert str(found[1].path) in first.out
+    cold, warm = journals(place.base / "run")[:2]
+    assert cold.state.resolutions == {"canonical_fallback|preferred": 1}
+    assert warm.state.resolutions == {"local_hit|preferred": 1}
+    assert str(warm.path) in fresh.text
     # The command to look at it works as it is printed.
-    assert f"hwr store ls --root {place.base / 'store'}" in first.out
+    assert f"hwr store ls --root {place.base / 'store'}" in fresh.text
     listed = place.hwr("store", "ls", "--root", place.base / "store")
     assert listed.rc == 0
     assert "1 entries" in listed.out
 
 
-def test_the_next_demo_is_warm_from_the_start_and_holds_until_ctrl_c(first: Done, place: Programs) -> None:
-    assert first.rc == 0
-    running = place.start_hwr("demo", "--root", place.base / "store", "--hold")
-    text = held(running)
-    assert outcomes(text) == ["local_hit", "local_hit"]
-    (url,) = re.findall(r"curl -s (\S+) ", text)
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        assert b'outcome="local_hit",rank="0"} 1.0' in answer.read()
-    done = running.stop(signal.SIGINT)
-    assert done.rc == 0, done.err
-    with pytest.raises(OSError):
-        urllib.request.urlopen(url, timeout=60)
-    assert all(journal.state.exited for journal in journals(place.base / "run"))
+def test_the_next_demo_is_warm_from_the_start(again: Held) -> None:
+    assert outcomes(again.text) == ["local_hit", "local_hit"]
 
 
-def test_fresh_is_cold_again_and_sigterm_takes_the_held_process_along(first: Done, place: Programs) -> None:
-    assert first.rc == 0
-    running = place.start_hwr("demo", "--root", place.base / "store", "--fresh", "--hold")
-    assert outcomes(held(running)) == ["canonical_fallback", "local_hit"]
-    done = running.stop(signal.SIGTERM)
-    assert done.rc == 128 + signal.SIGTERM
-    for journal in journals(place.base / "run"):
+def test_metrics_are_there_while_it_holds_and_gone_after(fresh: Held, again: Held) -> None:
+    for one in (fresh, again):
+        assert 'hwr_resolutions_total{engine="default",mode="preferred",outcome="local_hit",rank="0"} 1.0' in one.metrics
+        with pytest.raises(OSError):
+            urllib.request.urlopen(one.url, timeout=60)
+
+
+def test_ctrl_c_ends_it_well_and_sigterm_takes_the_held_process_along(fresh: Held, again: Held, place: Programs) -> None:
+    assert (fresh.done.rc, again.done.rc) == (0, 128 + signal.SIGTERM)
+    found = journals(place.base / "run")
+    assert len(found) == 4
+    for journal in found:
         assert journal.state.exited
         assert journal.state.leases == {}
         assert is_held(journal.path) is False
 
 
-def test_fresh_removes_nothing_but_a_store(place: Programs, tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "file").write_bytes(b"mine")
-    (tmp_path / "precious").chmod(0o777)
-    done = place.hwr("demo", "--root", tmp_path / "precious", "--fresh")
-    assert done.rc == 1
-    assert "others may write it" in done.err
-    assert (tmp_path / "precious" / "file").read_bytes() == b"mine"
+def test_fresh_removes_nothing_but_a_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    remove_store(tmp_path)
+    assert (tmp_path / "file").read_bytes() == b"mine"

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from e2e_processes import Done, Programs, Running, journals, until
 from e2e_stores import Store
 
@@ -136,6 +137,7 @@ def test_ranks_share_an_artifact_and_end_with_the_command(programs: Programs, ti
         assert journal.state.leases == {}
 
 
+@pytest.mark.soak
 def test_a_rank_does_not_outlive_a_command_that_is_killed(programs: Programs, tiny: Path, tiny_published: Store) -> None:
     """An orphan would keep its memory and its lease, and nobody would know whose it is."""
     running = programs.start_hwr("run", tiny, "--mode", "required", "--root", tiny_published.root, "--ranks", "2", "--hold", "--quiet")

@@ -355,6 +355,16 @@ def test_a_block_of_a_view_is_the_tensor_s_own_memory() -> None:
     assert not list(ModelTensor("x", TensorKind.PARAMETER, "F32", (0,), torch.empty(0)).blocks())
 
 
+def test_three_made_blocks_live_at_once() -> None:
+    """W3: one is written, one waits, one is hashed; none of them is overwritten by a later one meanwhile."""
+    value = torch.arange(9_000_000)  # in blocks of 4 MiB of float32
+    blocks = ModelTensor("x", TensorKind.PARAMETER, "F32", (len(value),), value).blocks()
+    first, second, third = (next(blocks) for _ in range(3))
+    for number, block in enumerate((first, second, third)):
+        begin = number * len(first) // 4
+        assert bytes(block) == value[begin : begin + len(block) // 4].float().numpy().tobytes()
+
+
 def test_the_forward_pass_of_odd_widths_is_bit_identical(domain: Domain) -> None:
     """T1, W1: a matrix kernel sums in another order over memory that is aligned less than torch's own; one row shows it."""
     for seed in range(8):

@@ -56,13 +56,14 @@ class Zeros:
     nbytes: int
     dtype: str = "U8"
     kind: TensorKind = TensorKind.PARAMETER
+    block_bytes: int = 1 << 20
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.nbytes,)
 
     def blocks(self) -> Iterator[memoryview]:
-        block = memoryview(bytes(1 << 20))
+        block = memoryview(bytes(self.block_bytes))
         for at in range(0, self.nbytes, len(block)):
             yield block[: min(len(block), self.nbytes - at)]
 

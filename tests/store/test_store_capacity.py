@@ -137,6 +137,27 @@ def test_inodes_that_run_out_meanwhile_leave_nothing_behind(tmp_path: Path, as_r
     assert told == ["failed no_inodes inodes", "miss [] True"]
 
 
+def test_a_store_that_cannot_be_made_says_what_is_missing(tmp_path: Path, as_root: None) -> None:
+    code = f"""{_FILLS}
+inodes(0)
+try:
+    store(mount + "/second")
+except Exception as error:
+    print(error.code)
+import resource
+soft, told = len(os.listdir("/proc/self/fd")) - 1, set()
+for extra in range(8):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft + extra, 4096))
+    try:
+        store(mount + "/root")
+    except Exception as error:
+        told.add((error.code.value, error.reason))
+print(sorted(told))
+"""
+    lines = on_tmpfs(tmp_path, "size=16m,nr_inodes=60", code)
+    assert lines == ["no_inodes", "[('domain_unavailable', 'filesystem_unknown'), ('fd_limit', 'open')]"]
+
+
 def test_hits_need_no_room(tmp_path: Path, as_root: None) -> None:
     """Also the first hit, by a store that was opened when the disk was full already."""
     code = f'{_FILLS}\nfill(0)\ninodes(0)\ndomain = store(mount + "/root")\nprint(domain.writable, hits(domain, "other", FULL))'

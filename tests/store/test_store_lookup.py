@@ -275,6 +275,16 @@ def test_a_weak_lookup_cannot_win_against_a_denial_that_overlaps_it(stored: Doma
     assert not mapped(payload(stored))
 
 
+def test_two_readers_that_find_the_same_corruption_deny_once(stored: Domain) -> None:
+    """K2: whoever comes second finds the marker and has the same answer."""
+    flip(payload(stored), -1)
+    inner = []
+    with telemetry.record() as told, when(E.ValidationEnded, lambda _: inner.append(find(stored, level=FULL))):
+        outer = find(stored, level=FULL)
+    assert [type(found.failure) for found in (*inner, outer)] == [ChecksumMismatch, ChecksumMismatch]
+    assert [event.containment for event in told.of(E.ArtifactDenied)] == ["marker", "already_denied"]
+
+
 def test_a_tree_replaced_during_its_lookup_is_not_served_and_the_new_one_not_denied(stored: Domain) -> None:
     """K1: what was validated is no longer what the name stands for."""
     for level, damaged, expected in ((META, False, StoreIoError), (FULL, True, StoreIoError)):
