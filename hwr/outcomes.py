@@ -418,6 +418,7 @@ NEVER_EMITTED: frozenset[FailureCode] = frozenset(
         FailureCode.REMOTE_AUTH_FAILED,
         FailureCode.REMOTE_TIMEOUT,
         FailureCode.REMOTE_ARTIFACT_INVALID,
+        FailureCode.PRODUCER_UNAVAILABLE,
         FailureCode.PRODUCTION_TIMEOUT,
         FailureCode.RESTORER_UNAVAILABLE,
     }

@@ -19,7 +19,7 @@ from typing import Any, Final
 from hwr.errors import HwrError, QuarantineFailed, errno_text
 from hwr.outcomes import QuarantineReason
 from hwr.store.domain import Domain, fsync_directory, read_document
-from hwr.store.layout import ARTIFACT_MODE, DIRECTORY_MODE, FILE_MODE, TEMPORARY
+from hwr.store.layout import ARTIFACT_MODE, DIRECTORY_MODE, FILE_MODE, TEMPORARY, StoreLayout
 from hwr.store.locks import open_error
 from hwr.telemetry import emit, span
 from hwr.telemetry.events import ArtifactDenied, LeftoversRemoved, QuarantineMoving
@@ -30,24 +30,24 @@ _ODD: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, e
 _GONE: Final = frozenset({errno.ENOENT})
 
 
-def denial(domain: Domain, key: str) -> dict[str, Any] | None:
+def denial(layout: StoreLayout, key: str) -> dict[str, Any] | None:
     """Return the deny marker of a key, None if there is none. A marker that is odd denies too, and so does the sticky bit.
 
     Raises:
         StoreError: whether there is one could not be known (no descriptor left, an I/O error).
     """
-    path = domain.layout.deny_marker(key)
+    path = layout.deny_marker(key)
     try:
         marker = read_document(path)
-    except HwrError as error:
-        return {"reason": "unreadable", "message": str(error)}
+    except HwrError:
+        return {"reason": "unreadable", "message": "its deny marker is no JSON object"}
     except OSError as error:
         if error.errno not in _ODD:
             raise open_error(error, path) from error
         return {"reason": "unreadable", "message": errno_text(error)}
     if marker is None:
         with contextlib.suppress(OSError):
-            if os.lstat(domain.layout.artifact(key)).st_mode & stat.S_ISVTX:
+            if os.lstat(layout.artifact(key)).st_mode & stat.S_ISVTX:
                 return {"reason": "sticky", "message": "its directory is marked; there was no room for a deny marker"}
     return marker
 
@@ -122,7 +122,7 @@ def quarantine(domain: Domain, key: str, reason: QuarantineReason, source: Path 
                 return None
             with contextlib.suppress(OSError):
                 if stat.S_ISDIR(facts.st_mode):
-                    os.chmod(path, ARTIFACT_MODE | facts.st_mode & stat.S_ISVTX)
+                    os.chmod(path, stat.S_IMODE(facts.st_mode))  # as it was: unfinished stays unfinished
             raise QuarantineFailed(
                 reason=errno.errorcode.get(error.errno or 0, "os_error").lower(), root=str(domain.root), key=key, problem=errno_text(error)
             ) from error

@@ -144,7 +144,7 @@ def _open(path: Path, limits: Limits, timeout: float, create: bool) -> tuple[Dom
     if not path.is_dir():
         problem = "it is not a directory" if path.exists() else "it does not exist"
         raise DomainUnavailable(reason="no_directory", root=str(path), problem=problem)
-    _check_permissions(path)
+    _check_permissions(path, may_be_link=True)  # the root is the operator's choice; below it nothing is a link
     writable = _is_writable(path)
     if writable and create:
         for directory in layout.directories[1:]:
@@ -179,10 +179,8 @@ def _make_root(path: Path) -> bool:
     return True
 
 
-def _check_permissions(path: Path) -> None:
-    facts = os.stat(path, follow_symlinks=False)
-    if stat.S_ISLNK(facts.st_mode):
-        facts = os.stat(path)
+def _check_permissions(path: Path, *, may_be_link: bool = False) -> None:
+    facts = os.stat(path, follow_symlinks=may_be_link)
     if not stat.S_ISDIR(facts.st_mode):
         raise UntrustedPermissions(reason="not_a_directory", path=str(path), root=str(path), problem="is not a directory")
     if facts.st_uid != os.geteuid():

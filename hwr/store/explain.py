@@ -33,7 +33,7 @@ class Explanation:
     def text(self) -> str:
         """Say it to a person."""
         if self.nearest is None:
-            return "nothing is stored yet"
+            return "an artifact of this key is there, but unfinished or unreadable" if self.candidates else "nothing is stored yet"
         return f"the nearest of {self.candidates} stored, {short_key(self.nearest)}, differs in {', '.join(self.fields)}"
 
 

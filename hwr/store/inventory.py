@@ -72,14 +72,8 @@ def document(path: Path) -> dict[str, Any] | None:
 def _entries(layout: StoreLayout) -> Iterator[Entry]:
     for name in _names(layout.artifacts):
         if KEY.match(name):
-            marker = document(layout.deny / f"{name}.json")
-            denied = os.path.lexists(layout.deny / f"{name}.json")
-            reason = str((marker or {}).get("reason", "unreadable")) if denied else None
-            if not denied and _sticky(layout.artifacts / name):  # denied where there was no room for a marker
-                denied, reason = True, "sticky"
-            ready = (layout.artifacts / name / READY).is_file()
-            state = InventoryState.DENIED if denied or not ready else InventoryState.READY
-            yield _entry(name, state, layout.artifacts / name, reason if denied or ready else "unfinished")
+            state, reason = _artifact_state(layout, name)
+            yield _entry(name, state, layout.artifacts / name, reason)
     for name in _names(layout.quarantine):
         match = QUARANTINED.match(name)
         key = match[1] if match else name.partition(".")[0]
@@ -101,11 +95,20 @@ def _entry(key: str, state: InventoryState, path: Path, reason: str | None) -> E
     return Entry(key=key, state=state, name=path.name, path=path, size_bytes=size, files=files, modified_ns=modified, reason=reason)
 
 
-def _sticky(path: Path) -> bool:
+def _artifact_state(layout: StoreLayout, key: str) -> tuple[InventoryState, str | None]:
+    """Tell ready, denied and unfinished apart, the way a lookup does."""
+    path, marker = layout.artifacts / key, layout.deny / f"{key}.json"
+    if os.path.lexists(marker):
+        return InventoryState.DENIED, str((document(marker) or {}).get("reason", "unreadable"))
     try:
-        return bool(os.lstat(path).st_mode & stat.S_ISVTX)
+        mode = os.lstat(path).st_mode
     except OSError:
-        return False
+        return InventoryState.TEMPORARY, "unreadable"
+    if mode & stat.S_ISVTX:  # denied where there was no room for a marker
+        return InventoryState.DENIED, "sticky"
+    if mode & stat.S_IWUSR or not (path / READY).is_file():
+        return InventoryState.TEMPORARY, "unfinished"
+    return InventoryState.READY, None
 
 
 def _names(directory: Path) -> list[str]:

@@ -209,7 +209,7 @@ def _unfinished(directory_fd: int) -> bool:
 
 
 def _refuse_denied(domain: Domain, key: str) -> None:
-    marker = containment.denial(domain, key)
+    marker = containment.denial(domain.layout, key)
     if marker is not None:
         problem = f"{marker.get('reason', 'unknown')}: {marker.get('message', '')}"
         raise ArtifactDenied(reason=str(marker.get("reason", "")), root=str(domain.root), key=short_key(key), problem=problem)

@@ -156,7 +156,7 @@ class _Publisher:
     def _valid_already(self) -> Manifest | None:
         """Return the manifest of a good artifact that is there, None if there is none, or one that must go."""
         path = self.domain.layout.artifact(self.key)
-        if containment.denial(self.domain, self.key) is not None:
+        if containment.denial(self.domain.layout, self.key) is not None:
             return None
         try:
             opened = judge(path, self.key, self.identity.to_json(), ValidationLevel.MANIFEST_AND_METADATA)
@@ -168,7 +168,7 @@ class _Publisher:
     def _clear_the_way(self) -> None:
         path = self.domain.layout.artifact(self.key)
         if os.path.lexists(path):
-            denied = containment.denial(self.domain, self.key) is not None
+            denied = containment.denial(self.domain.layout, self.key) is not None
             reason = QuarantineReason.VALIDATION_FAILURE if denied else QuarantineReason.PUBLICATION_FAILURE
             containment.quarantine(self.domain, self.key, reason)
         containment.remove_leftovers(self.domain, self.key)
@@ -223,7 +223,16 @@ class _Publisher:
                 fsync_directory(final.parent)
                 containment.lift_denial(self.domain, self.key)
         except OSError as error:
-            contained = "moved to quarantine"
+            failed = PublicationFailed(
+                reason="commit",
+                root=str(self.domain.root),
+                key=short_key(self.key),
+                step="commit",
+                problem=errno_text(error),
+                remedy="What was written was denied and moved to quarantine; look at the disk, then publish again.",
+            )
+            # Denied first: if the move fails too, nobody is served what may not survive a power cut.
+            containment.deny(self.domain, self.key, failed)
             try:
                 containment.quarantine(self.domain, self.key, QuarantineReason.PUBLICATION_FAILURE)
             except StoreError as second:
@@ -232,14 +241,7 @@ class _Publisher:
                     root=str(self.domain.root),
                     problem=f"the commit failed ({errno_text(error)}) and so did containing it: {second.cause}",
                 ) from error
-            raise PublicationFailed(
-                reason="commit",
-                root=str(self.domain.root),
-                key=short_key(self.key),
-                step="commit",
-                problem=errno_text(error),
-                remedy=f"What was written was {contained}; look at the disk, then publish again.",
-            ) from error
+            raise failed from error
         return PublicationOutcome.PUBLISHED
 
     def _rename(self, staging: Path, final: Path, manifest: Manifest) -> bool:
