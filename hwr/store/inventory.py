@@ -106,8 +106,10 @@ def _artifact_state(layout: StoreLayout, key: str) -> tuple[InventoryState, str 
         return InventoryState.TEMPORARY, "unreadable"
     if mode & stat.S_ISVTX:  # denied where there was no room for a marker
         return InventoryState.DENIED, "sticky"
-    if mode & stat.S_IWUSR or not (path / READY).is_file():
+    if mode & stat.S_IWUSR:  # renamed, not yet hardened: its builder is about to commit, or died there
         return InventoryState.TEMPORARY, "unfinished"
+    if not (path / READY).is_file():  # a lookup will deny it
+        return InventoryState.DENIED, "no_ready_marker"
     return InventoryState.READY, None
 
 

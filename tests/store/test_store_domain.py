@@ -148,7 +148,7 @@ def test_the_listing_tells_states_apart_and_takes_no_lock(stored: Domain) -> Non
         (key_of(), InventoryState.READY, None),
         (key_of("denied"), InventoryState.DENIED, "manifest_corrupt"),
         (key_of("gone"), InventoryState.QUARANTINED, "cleanup"),
-        (key_of("unfinished"), InventoryState.DENIED, "unfinished"),
+        (key_of("unfinished"), InventoryState.DENIED, "no_ready_marker"),
         (key_of("dead"), InventoryState.TEMPORARY, None),
     }
     size = sum(file.stat().st_size for file in artifact(stored).iterdir())
