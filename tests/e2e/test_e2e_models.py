@@ -170,3 +170,34 @@ def test_a_tensor_that_has_no_bytes_of_its_own_costs_the_publication_only(forge:
     told = own(forge, "sparse", tmp_path / "store")
     assert told == {"outcome": "canonical_fallback", "publication": "failed", "attempts": [], "why": "producer_unsupported"}
     assert Store(tmp_path / "store").temporary == []
+
+
+UNREADABLE = """
+import json, sys
+import hwr
+from hwr.loader.factory import PretrainedFactory
+
+class Factory(PretrainedFactory):
+    def skeleton(self):
+        raise OSError(5, "Input/output error", "/models/vocabulary")
+
+options = hwr.Options.of(host_weight_runtime_mode=sys.argv[3], host_weight_runtime_root=sys.argv[2])
+try:
+    with hwr.load(Factory(sys.argv[1]), sys.argv[1], options) as loaded:
+        print(json.dumps(loaded.report.to_json()))
+except RuntimeError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_an_error_of_the_system_that_nobody_named_does_not_stop_an_ordinary_load(forge: Forge, tiny: Path, tiny_published: Store) -> None:
+    preferred = forge.python(UNREADABLE, tiny, tiny_published.root, "preferred")
+    assert preferred.rc == 0, preferred.err
+    assert preferred.report["outcome"] == "canonical_fallback"
+    assert preferred.journal.failures() == ["store_io"]
+    required = forge.python(UNREADABLE, tiny, tiny_published.root, "required")
+    assert required.rc == 0, required.err
+    assert json.loads(required.out).startswith("Host Weight Runtime resolution failed: /models/vocabulary: ")
+    # The lease that was open by then is closed in both.
+    for done in (preferred, required):
+        assert (done.state.lease_acquisitions, done.state.leases) == (1, {})
