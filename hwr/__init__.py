@@ -14,19 +14,27 @@ from hwr.options import Options, compose
 
 if TYPE_CHECKING:
     from hwr import telemetry
-    from hwr.runtime import AdaptedWeights, Loaded, load
+    from hwr.loaded import AdaptedWeights, Loaded
+    from hwr.loader.factory import ModelFactory, PretrainedFactory
+    from hwr.runtime import load
 
-__all__ = ["AdaptedWeights", "Loaded", "Options", "compose", "load", "telemetry"]
+__all__ = ["AdaptedWeights", "Loaded", "ModelFactory", "Options", "PretrainedFactory", "compose", "load", "telemetry"]
 
-_RUNTIME = frozenset({"AdaptedWeights", "Loaded", "load"})
+_LATER = {
+    "AdaptedWeights": "hwr.loaded",
+    "Loaded": "hwr.loaded",
+    "ModelFactory": "hwr.loader.factory",
+    "PretrainedFactory": "hwr.loader.factory",
+    "load": "hwr.runtime",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch, or opens nothing but is large, when it is first asked for (PEP 562)."""
     import importlib
 
-    if name in _RUNTIME:
-        return getattr(importlib.import_module("hwr.runtime"), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     if name == "telemetry":
         return importlib.import_module("hwr.telemetry")
     raise AttributeError(f"module 'hwr' has no attribute {name!r}")

@@ -9,10 +9,8 @@ no global registry. Refuses to change a live model or a finished resolution beca
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +22,7 @@ from hwr.checkpoint.source import CheckpointSource, StatFacts, open_source
 from hwr.errors import (
     ActiveLease,
     CanonicalLoadFailed,
+    DomainUnavailable,
     HwrError,
     LocalMiss,
     ProducerFailed,
@@ -32,16 +31,20 @@ from hwr.errors import (
     SourceChanged,
     SourceRejected,
     StoreIoError,
+    Unavailable,
     errno_text,
 )
+from hwr.loaded import AdaptedWeights, Loaded
 from hwr.loader.factory import ModelFactory, as_factory
 from hwr.loader.identity import compose_identity
 from hwr.loader.plan import LayoutPlan
 from hwr.loader.producer import PRODUCER, finalized_model
-from hwr.loader.restore import plan_restore, unbind
+from hwr.loader.restore import plan_restore
+from hwr.notes import Notes
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import (
     AttemptResult,
+    InventoryState,
     Lifecycle,
     LoadStage,
     MemoryMoment,
@@ -51,69 +54,21 @@ from hwr.outcomes import (
     ResolutionOutcome,
     ResolutionStage,
     RuntimeMode,
-    SourceReason,
     StoreStatus,
+    ValidationLevel,
 )
-from hwr.report import Attempt, Failure, Report
+from hwr.report import Failure, Report
+from hwr.store import inventory
 from hwr.store.domain import Domain, Limits, open_domain
 from hwr.store.explain import Explanation, explain_miss
-from hwr.store.lease import HostWeightLease, HostWeightLeaseCarrier
-from hwr.store.lookup import lookup
+from hwr.store.layout import StoreLayout
+from hwr.store.lease import HostWeightLease
+from hwr.store.lookup import judge, lookup, refuse_denied
 from hwr.store.publish import Publication, publish
 from hwr.telemetry import events as E
 from hwr.telemetry import memory
 from hwr.telemetry.failures import record_failure
-from hwr.telemetry.hub import Span
 from hwr.units import one_line, short_key
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptedWeights:
-    """An adaptation that is merged after a canonical load, never on a warm restore; its fingerprint is part of the identity."""
-
-    kind: str
-    fingerprint: str
-    merge: Callable[[torch.nn.Module], None]
-
-
-class Loaded:
-    """A model that is ready, and what it stands on. Close it, or use it as a context manager.
-
-    `carrier` holds the lease of a warm start until somebody takes it, None after a canonical load. `dlo` is None until there is an
-    offload backend.
-    """
-
-    def __init__(self, module: torch.nn.Module, report: Report, lease: HostWeightLease | None, bound: tuple[str, ...]) -> None:
-        self.module: torch.nn.Module | None = module
-        self.report = report
-        self.carrier = HostWeightLeaseCarrier(lease) if lease is not None else None
-        self.dlo: None = None
-        self._bound = bound
-
-    def close(self) -> None:
-        """Let go of the weights: the module loses its tensors, then the lease is closed.
-
-        Raises:
-            ActiveLease: somebody else still holds a tensor of it; drop it and close again.
-        """
-        module, self.module = self.module, None
-        if module is not None and self._bound:
-            unbind(module, self._bound)
-        del module
-        if self.carrier is not None:
-            self.carrier.close()
-        memory.sample(MemoryMoment.CLOSED)
-
-    def __enter__(self) -> Loaded:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self.close()
-        except ActiveLease:
-            # While an exception travels, its traceback holds tensors: the lease goes with the last of them.
-            if kind is None:
-                raise
 
 
 def load(
@@ -122,7 +77,6 @@ def load(
     options: Options,
     *,
     adaptation: AdaptedWeights | None = None,
-    plan: LayoutPlan | None = None,
 ) -> Loaded:
     """Load a model: from the store if it has the final bytes, else the ordinary way.
 
@@ -134,9 +88,8 @@ def load(
         NotImplementedYet: an option that this version models and does not have.
     """
     refuse_unimplemented(options)
-    if options.telemetry.enabled:
-        telemetry.ensure_configured()
-    return _Load(as_factory(module_factory), Path(checkpoint), options, adaptation, plan or LayoutPlan()).run()
+    _tell(options)
+    return _Load(as_factory(module_factory), Path(checkpoint), options, adaptation).run()
 
 
 def publish_checkpoint(
@@ -148,39 +101,59 @@ def publish_checkpoint(
         HwrError: the checkpoint or the store cannot be used, or the publication failed.
     """
     refuse_unimplemented(options)
-    if options.telemetry.enabled:
-        telemetry.ensure_configured()
-    work = _Load(as_factory(module_factory), Path(checkpoint), options, None, LayoutPlan())
+    work = _Load(as_factory(module_factory), Path(checkpoint), options, None)
     return work.publish_only(), work.report
 
 
 def explain(
     module_factory: ModelFactory | Callable[[], torch.nn.Module], checkpoint: str | os.PathLike[str], options: Options
 ) -> tuple[str, Explanation | None]:
-    """Return the key that a load would look up, and why it would miss (None: it is stored).
+    """Return the key that a load would look up, and why it would miss; None: it would hit, as far as the metadata level sees.
+
+    Nothing is written, locked or mapped.
 
     Raises:
+        ArtifactDenied, ArtifactInvalid: it is there, and would not be served.
         HwrError: the checkpoint or the store cannot be used.
     """
-    work = _Load(as_factory(module_factory), Path(checkpoint), options, None, LayoutPlan())
-    source = work.inspect()
-    domain = work.open_store(create=False)
-    identity = work.identify(source, domain)
-    if domain.layout.artifact(identity.key).is_dir():
-        return identity.key, None
-    return identity.key, explain_miss(domain.root, identity.to_json())
+    root = options.host_weight_runtime.root
+    assert root is not None, "an enabled mode has a root"
+    layout = StoreLayout(root)
+    work = _Load(as_factory(module_factory), Path(checkpoint), options, None)
+    identity = work.identify(work.inspect(), layout, keep=False)
+    if isinstance(found := inventory.entries(root), Unavailable):
+        raise DomainUnavailable(reason="no_store", root=str(root), problem=found.reason)
+    if not any(entry.key == identity.key and entry.state in (InventoryState.READY, InventoryState.DENIED) for entry in found):
+        return identity.key, explain_miss(root, identity.to_json())
+    refuse_denied(layout, identity.key)
+    judge(layout.artifact(identity.key), identity.key, identity.to_json(), ValidationLevel.MANIFEST_AND_METADATA).close()
+    return identity.key, None
+
+
+_endpoints: dict[int, telemetry.MetricsServer] = {}
+
+
+def _tell(options: Options) -> None:
+    """Start what the telemetry options of a server ask for; what the host configured itself stays as it is."""
+    told = options.telemetry
+    if told.enabled:
+        telemetry.ensure_configured(told.run_dir, told.engine)
+    if told.metrics_port is not None and told.metrics_port not in _endpoints:
+        served = telemetry.serve_metrics(told.metrics_port)
+        if isinstance(served, telemetry.MetricsServer):  # a taken port is an event and no reason to stop
+            _endpoints[told.metrics_port] = served
 
 
 class _Load:
     """One load: what is known so far, and the stages that find out more."""
 
-    def __init__(
-        self, factory: ModelFactory, directory: Path, options: Options, adaptation: AdaptedWeights | None, plan: LayoutPlan
-    ) -> None:
-        self.factory, self.directory, self.adaptation, self.plan = factory, directory, adaptation, plan
+    def __init__(self, factory: ModelFactory, directory: Path, options: Options, adaptation: AdaptedWeights | None) -> None:
+        self.factory, self.directory, self.adaptation = factory, directory, adaptation
+        self.plan = LayoutPlan()  # as loaded; richer plans have no option yet
         self.options = options.host_weight_runtime
         self.mode = self.options.mode
         self.report = Report(mode=self.mode, validation=self.options.validation)
+        self.notes = Notes(self.report)
         self.source: CheckpointSource | None = None
         self.domain: Domain | None = None
         self.identity: ArtifactIdentity | None = None
@@ -197,7 +170,7 @@ class _Load:
                     loaded = self._resolve()
                 finally:
                     self.report.seconds = resolution.elapsed
-                    resolution.add(result=self.report.outcome, attempts=tuple(_said(attempt) for attempt in self.report.attempts))
+                    resolution.add(result=self.report.outcome, attempts=self.notes.said())
         except Exception as error:  # an exit or an interrupt is no failure: whoever asked for it says what comes next
             if isinstance(error, HwrError):
                 record_failure(error, fatal=True)
@@ -209,7 +182,7 @@ class _Load:
     def publish_only(self) -> Publication:
         source = self.inspect()
         domain = self.open_store()
-        identity = self.identify(source, domain)
+        identity = self.identify(source, domain.layout)
         if domain.layout.artifact(identity.key).is_dir():
             found = lookup(domain, identity.key, identity.to_json(), self.options.validation)
             if found.lease is not None:
@@ -254,7 +227,7 @@ class _Load:
             record_failure(failure, fatal=False)
             return loaded
         record_failure(failure, fatal=False)
-        # Only what can be built is published: a denied or corrupt artifact is replaced, a broken store is left alone.
+        # Where there is a key and an opened store a publication is tried: a denied or corrupt artifact is replaced by it.
         return self._fall_back(publishing=self.identity is not None and self.domain is not None)
 
     def _store_io(self, error: OSError) -> StoreIoError:
@@ -272,8 +245,8 @@ class _Load:
         """Restore from the store; None is a miss."""
         source = self.inspect()
         domain = self.open_store()
-        identity = self.identify(source, domain)
-        with self._attempt(ResolutionStage.LOOKUP) as attempt, self._stage(LoadStage.LOOKUP):
+        identity = self.identify(source, domain.layout)
+        with self.notes.attempt(ResolutionStage.LOOKUP) as attempt, self.notes.stage(LoadStage.LOOKUP):
             found = lookup(domain, identity.key, identity.to_json(), self.options.validation)
             if found.failure is not None:
                 if found.status is StoreStatus.INVALID:
@@ -287,17 +260,18 @@ class _Load:
         return self._restore(found.lease)
 
     def _restore(self, lease: HostWeightLease) -> Loaded:
-        self._advance(Lifecycle.LEASE_OWNED_BY_LOADER)
+        self.notes.advance(Lifecycle.LEASE_OWNED_BY_LOADER)
         memory.sample(MemoryMoment.AFTER_MAP, [lease.mapped()])
         try:
-            with self._attempt(ResolutionStage.RESTORATION):
-                with self._stage(LoadStage.SKELETON), _building():
+            with self.notes.attempt(ResolutionStage.RESTORATION):
+                with self.notes.stage(LoadStage.SKELETON), _building():
                     module = self.factory.skeleton()
-                with self._stage(LoadStage.RESTORE), telemetry.span(E.RestoreBegun(key=lease.key)) as restoring:
+                with self.notes.stage(LoadStage.RESTORE), telemetry.span(E.RestoreBegun(key=lease.key)) as restoring:
                     plan = plan_restore(module, lease)
-                    self._advance(Lifecycle.RESTORE_PLANNED)
-                    self._advance(Lifecycle.COMMIT_STARTED)
+                    self.notes.advance(Lifecycle.RESTORE_PLANNED)
+                    self.notes.advance(Lifecycle.COMMIT_STARTED)
                     restored = plan.commit()
+                    lease.recheck()
                     restoring.add(tensors=len(lease.manifest.tensors), bytes=restored.bytes, copied_bytes=0)
         except BaseException:
             module = plan = None  # type: ignore[assignment]  # the only references to the views: without them the lease can go
@@ -308,7 +282,7 @@ class _Load:
         memory.sample(MemoryMoment.AFTER_RESTORE, [lease.mapped()])
         self.report.outcome = ResolutionOutcome.LOCAL_HIT
         self.report.bytes, self.report.tensors = lease.manifest.payload_bytes, len(lease.manifest.tensors)
-        self._advance(Lifecycle.CARRIER_OWNED)
+        self.notes.advance(Lifecycle.CARRIER_OWNED)
         return Loaded(module, self.report, lease, restored.bound)
 
     # the cold way -----------------------------------------------------------------------------------------------
@@ -326,20 +300,20 @@ class _Load:
 
     def _canonical_loaded(self, module: torch.nn.Module) -> Loaded:
         memory.sample(MemoryMoment.AFTER_RESTORE)
-        self._advance(Lifecycle.BACKEND_READY)
+        self.notes.advance(Lifecycle.BACKEND_READY)
         return Loaded(module, self.report, None, ())
 
     def _canonical(self) -> torch.nn.Module:
-        with self._attempt(ResolutionStage.CANONICAL_LOADING, quiet=self.mode is RuntimeMode.DISABLED, last=True):
+        with self.notes.attempt(ResolutionStage.CANONICAL_LOADING, quiet=self.mode is RuntimeMode.DISABLED, last=True):
             try:
                 self._import()
-                with self._stage(LoadStage.CANONICAL):
+                with self.notes.stage(LoadStage.CANONICAL):
                     module = self.factory.canonical(self.directory, self.source)
             except CanonicalLoadFailed as error:
                 self._say_why(error)
                 raise
             if self.adaptation is not None:
-                with self._stage(LoadStage.ADAPT):
+                with self.notes.stage(LoadStage.ADAPT):
                     self.adaptation.merge(module)
         return module
 
@@ -349,14 +323,14 @@ class _Load:
             try:
                 open_source(self.directory)
             except SourceRejected as rejected:
-                self._rejected(rejected)
+                self.notes.rejected(rejected, self.directory.name)
                 raise rejected from error
 
     def _publish(self, module: torch.nn.Module) -> Publication:
         assert self.domain is not None
         assert self.identity is not None
         key = self.identity.key
-        with self._stage(LoadStage.PUBLISH):
+        with self.notes.stage(LoadStage.PUBLISH):
             try:
                 with telemetry.span(E.ProductionBegun(key=key, producer=PRODUCER)) as producing:
                     produced = finalized_model(module, self.plan)
@@ -388,34 +362,32 @@ class _Load:
     # the stages -------------------------------------------------------------------------------------------------
 
     def inspect(self) -> CheckpointSource:
-        with self._attempt(ResolutionStage.CANONICAL_LOADING, quiet=True), self._stage(LoadStage.INSPECT):
+        with self.notes.attempt(ResolutionStage.CANONICAL_LOADING, quiet=True), self.notes.stage(LoadStage.INSPECT):
             try:
                 self.source = open_source(self.directory)
             except SourceRejected as rejected:
-                self._rejected(rejected)
+                self.notes.rejected(rejected, self.directory.name)
                 raise
         if self.source.unlisted:
             telemetry.emit(E.ShardsIgnored(names=self.source.unlisted))
         return self.source
 
-    def open_store(self, *, create: bool = True) -> Domain:
+    def open_store(self) -> Domain:
         options = self.options
         assert options.root is not None
         limits = Limits(
             max_artifact_bytes=options.max_artifact_bytes,
             max_store_bytes=options.max_store_bytes,
-            min_free_bytes=None if options.min_free_gib is None else int(options.min_free_gib * 2**30),
+            min_free_bytes=options.min_free_bytes,
         )
-        with self._attempt(ResolutionStage.DOMAIN, quiet=True), self._stage(LoadStage.DOMAIN):
-            self.domain = open_domain(
-                options.root, limits=limits, coordination_timeout_seconds=options.coordination_timeout_seconds, create=create
-            )
+        with self.notes.attempt(ResolutionStage.DOMAIN, quiet=True), self.notes.stage(LoadStage.DOMAIN):
+            self.domain = open_domain(options.root, limits=limits, coordination_timeout_seconds=options.coordination_timeout_seconds)
         return self.domain
 
-    def identify(self, source: CheckpointSource, domain: Domain) -> ArtifactIdentity:
+    def identify(self, source: CheckpointSource, layout: StoreLayout, *, keep: bool = True) -> ArtifactIdentity:
         self._import()
-        with self._attempt(ResolutionStage.LOOKUP, quiet=True), self._stage(LoadStage.IDENTITY):
-            digests: SourceDigests = source_digests(source, domain.layout.digests)
+        with self.notes.attempt(ResolutionStage.LOOKUP, quiet=True), self.notes.stage(LoadStage.IDENTITY):
+            digests: SourceDigests = source_digests(source, layout.digests, keep=keep)
             adaptation = Adaptation(self.adaptation.kind, self.adaptation.fingerprint) if self.adaptation is not None else None
             with _building():  # what gives the tensors their meaning may have to be asked of a skeleton
                 self.identity = compose_identity(self.factory, digests.content_ids, self.plan, adaptation)
@@ -425,7 +397,7 @@ class _Load:
     def _import(self) -> None:
         """Import the model's code, which can take longer than loading it."""
         if LoadStage.IMPORT not in self.report.stage_seconds:
-            with self._stage(LoadStage.IMPORT):
+            with self.notes.stage(LoadStage.IMPORT):
                 _ = self.factory.name
 
     def _explain(self, domain: Domain, identity: ArtifactIdentity) -> None:
@@ -441,76 +413,6 @@ class _Load:
             )
         )
 
-    # telling ----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _stage(self, stage: LoadStage) -> Iterator[Span]:
-        running = telemetry.span(E.StageBegun(stage=stage), stage=stage)
-        try:
-            with running:
-                yield running
-        finally:
-            self.report.stage_seconds[stage] = self.report.stage_seconds.get(stage, 0.0) + running.seconds
-
-    @contextmanager
-    def _attempt(self, stage: ResolutionStage, *, quiet: bool = False, last: bool = False) -> Iterator[_Attempt]:
-        """Note an attempt; `quiet` ones are noted only if they fail, and after the `last` there is nothing else to try."""
-        attempt = _Attempt()
-        begun = time.monotonic()
-        try:
-            yield attempt
-        except HwrError as error:
-            attempt.result = AttemptResult.TIMEOUT if error.exit_code == 4 else AttemptResult.ERROR
-            attempt.failure = Failure.of(error)
-            if self.mode is not RuntimeMode.PREFERRED or not error.retryable or last:
-                attempt.action = ResolutionAction.FAIL_STARTUP
-            elif attempt.action is ResolutionAction.SKIP:
-                attempt.action = ResolutionAction.CANONICAL_FALLBACK
-            self._note(attempt, stage, begun)
-            raise
-        if not quiet:
-            self._note(attempt, stage, begun)
-
-    def _note(self, attempt: _Attempt, stage: ResolutionStage, begun: float) -> None:
-        failure = attempt.failure
-        done = Attempt(stage, attempt.result, attempt.action, time.monotonic() - begun, failure)
-        self.report.attempts.append(done)
-        telemetry.emit(
-            E.AttemptRecorded(
-                stage=stage,
-                result=done.result,
-                action=done.action,
-                seconds=done.seconds,
-                error_code=failure.code if failure else None,
-                error_reason=(failure.reason or None) if failure else None,
-            )
-        )
-
-    def _rejected(self, error: SourceRejected) -> None:
-        sizes = {name: error.details[name] for name in _SIZES if isinstance(error.details.get(name), int)}
-        telemetry.emit(
-            E.SourceRejected(
-                reason=SourceReason(error.code.value),
-                file=str(error.details.get("file") or error.details.get("directory") or self.directory.name),
-                problem=error.cause,
-                **sizes,
-            )
-        )
-
-    def _advance(self, state: Lifecycle) -> None:
-        self.report.lifecycle = state
-        telemetry.emit(E.LifecycleAdvanced(state=state))
-
-
-_SIZES = ("file_bytes", "expected_bytes", "declared_header_bytes", "missing_bytes", "extra_bytes")
-
-
-@dataclass(slots=True)
-class _Attempt:
-    result: AttemptResult = AttemptResult.SUCCESS
-    action: ResolutionAction = ResolutionAction.SKIP  # nothing else was needed
-    failure: Failure | None = None
-
 
 @contextmanager
 def _building() -> Iterator[None]:
@@ -522,11 +424,6 @@ def _building() -> Iterator[None]:
     except Exception as error:
         problem = f"it cannot be built without its parameters: {type(error).__name__}: {one_line(str(error))}"
         raise RestorePreflightFailed(reason=type(error).__name__, problem=problem) from error
-
-
-def _said(attempt: Attempt) -> str:
-    code = f":{attempt.failure.code}" if attempt.failure else ""
-    return f"{attempt.stage}:{attempt.result}{code}"
 
 
 def _close_quietly(lease: HostWeightLease) -> None:

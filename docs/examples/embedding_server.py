@@ -9,15 +9,14 @@ import torch
 from transformers import AutoTokenizer
 
 import hwr
-from hwr.loader.factory import PretrainedFactory
 
 
 def serve(model: str, store: str, port: int = 8080, metrics_port: int = 9400) -> None:
     options = hwr.compose({"host_weight_runtime_mode": "preferred", "host_weight_runtime_root": store})
-    hwr.telemetry.configure(options.telemetry.enabled)
+    hwr.telemetry.configure(options.telemetry.enabled, options.telemetry.run_dir, options.telemetry.engine)
     metrics = hwr.telemetry.serve_metrics(metrics_port)  # falsy, with the reason, if the port is taken: the server serves all the same
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    with hwr.load(PretrainedFactory(model), model, options) as loaded:
+    with hwr.load(hwr.PretrainedFactory(model), model, options) as loaded:
 
         def embed(text: str) -> list[float]:
             with torch.no_grad():  # a graph would keep tensors of the store alive

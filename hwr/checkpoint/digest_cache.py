@@ -47,7 +47,7 @@ class SourceDigests:
     hashed: int
 
 
-def source_digests(source: CheckpointSource, entries: Path | None) -> SourceDigests:
+def source_digests(source: CheckpointSource, entries: Path | None, *, keep: bool = True) -> SourceDigests:
     """Return the content id of each shard, from the cache below `entries` where it can be trusted.
 
     Raises:
@@ -73,7 +73,7 @@ def source_digests(source: CheckpointSource, entries: Path | None) -> SourceDige
                 begun_ns = time.time_ns()
                 known = _hash(shard, progress)
                 hashed += 1
-                if entries is not None:
+                if entries is not None and keep:
                     _write(entries, shard, known, begun_ns)
             ids.append(known)
         pass_.add(files=len(ids), hashed=hashed, bytes=done)

@@ -29,6 +29,7 @@ from hwr.errors import (
 from hwr.outcomes import LockKind, MemoryMoment, StoreStatus, ValidationLevel
 from hwr.store import containment
 from hwr.store.domain import Domain, max_map_count
+from hwr.store.layout import StoreLayout
 from hwr.store.lease import HostWeightLease, MappedFile, map_file
 from hwr.store.locks import acquire
 from hwr.store.manifest import FileEntry
@@ -106,7 +107,7 @@ def _lookup(domain: Domain, key: str, identity: Mapping[str, Any] | None, valida
     except FileNotFoundError:  # before any lock: a miss never waits, and an orphan deny marker alone is still a miss
         return LookupResult(StoreStatus.MISS)
     with acquire(domain.layout.lock(LockKind.ARTIFACT, key), LockKind.ARTIFACT, exclusive=False, deadline=deadline) as lock:
-        _refuse_denied(domain, key)
+        refuse_denied(domain.layout, key)
         try:
             directory_fd = _open_directory(path, key)
         except FileNotFoundError:
@@ -125,7 +126,7 @@ def _lookup(domain: Domain, key: str, identity: Mapping[str, Any] | None, valida
                 containment.deny(domain, key, error)
                 raise
             try:
-                _refuse_denied(domain, key)
+                refuse_denied(domain.layout, key)
                 _refuse_replaced(path, directory_fd, key, str(domain.root))
             except BaseException:
                 _unmap(files)
@@ -208,11 +209,12 @@ def _unfinished(directory_fd: int) -> bool:
     return facts.st_uid == os.geteuid() and facts.st_mode & 0o777 == 0o700
 
 
-def _refuse_denied(domain: Domain, key: str) -> None:
-    marker = containment.denial(domain.layout, key)
+def refuse_denied(layout: StoreLayout, key: str) -> None:
+    """Raise ArtifactDenied if there is a marker."""
+    marker = containment.denial(layout, key)
     if marker is not None:
         problem = f"{marker.get('reason', 'unknown')}: {marker.get('message', '')}"
-        raise ArtifactDenied(reason=str(marker.get("reason", "")), root=str(domain.root), key=short_key(key), problem=problem)
+        raise ArtifactDenied(reason=str(marker.get("reason", "")), root=str(layout.root), key=short_key(key), problem=problem)
 
 
 def _refuse_replaced(path: Path, directory_fd: int, key: str, root: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar, dataclass_transform
 
 from hwr.outcomes import Operation, Outcome, Severity
 from hwr.units import printable
@@ -51,6 +51,15 @@ class End(Event):
     seconds: float = 0.0
     error_code: str | None = None
     error_reason: str | None = None
+
+
+Kind = TypeVar("Kind", bound=Event)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def event(kind: type[Kind]) -> type[Kind]:
+    """Make an event class: frozen, slotted, keywords only."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(kind)
 
 
 # Dots are OpenTelemetry's habit for these two; a dataclass field cannot have one.
