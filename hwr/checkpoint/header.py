@@ -20,7 +20,6 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 from hwr.checkpoint.foreign import SNIFF_BYTES, foreign_kind, refuse_pointer_or_page
@@ -36,55 +35,17 @@ from hwr.errors import (
     Truncated,
     errno_text,
 )
+from hwr.format import DTYPE_BITS, HEADER_LIMIT_BYTES, LENGTH_BYTES, METADATA_KEY, Dtype
 from hwr.units import MIB, one_line
 
-LENGTH_BYTES: Final = 8  # little-endian u64 before the header
-HEADER_LIMIT_BYTES: Final = 100_000_000  # the format's own limit; stock accepts exactly this and no more
 METADATA_LIMIT_NAMES: Final = 1 << 16  # training tools write some hundred; values may be as long as they like
 READ_BYTES: Final = MIB
-METADATA_KEY: Final = "__metadata__"
 _SIZE_LIMIT: Final = (1 << 63) - 1  # what torch and numpy hold in a dimension or a number of elements
 _ENTRY_KEYS: Final = frozenset({"dtype", "shape", "data_offsets"})
 _JSON_BLANKS: Final = b" \t\n\r"
 _STARTS: Final = re.compile(rb"[ \t\n\r]*\{")
 
 
-class Dtype(StrEnum):
-    """An element type of the format, as spelt in headers; the closed set of safetensors 0.8.0."""
-
-    BOOL = "BOOL"
-    U8 = "U8"
-    I8 = "I8"
-    F8_E4M3 = "F8_E4M3"
-    F8_E5M2 = "F8_E5M2"
-    F8_E8M0 = "F8_E8M0"
-    F8_E4M3FNUZ = "F8_E4M3FNUZ"
-    F8_E5M2FNUZ = "F8_E5M2FNUZ"
-    I16 = "I16"
-    U16 = "U16"
-    F16 = "F16"
-    BF16 = "BF16"
-    I32 = "I32"
-    U32 = "U32"
-    F32 = "F32"
-    F64 = "F64"
-    I64 = "I64"
-    U64 = "U64"
-    C64 = "C64"
-    F4 = "F4"
-    F6_E2M3 = "F6_E2M3"
-    F6_E3M2 = "F6_E3M2"
-
-    @property
-    def bits(self) -> int:
-        """Bits of one element; below 8 the elements are packed."""
-        return DTYPE_BITS[self]
-
-
-# Every name says its own width, but for BOOL: one byte.
-DTYPE_BITS: Final[Mapping[str, int]] = {
-    dtype.value: 8 if dtype is Dtype.BOOL else int(re.sub(r"^[A-Z]+(\d+).*$", r"\1", dtype.value)) for dtype in Dtype
-}
 _DTYPES: Final = {dtype.value: dtype for dtype in Dtype}
 
 

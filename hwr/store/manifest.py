@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from hwr import digest
+from hwr.format import BYTE_DTYPE_BITS
 from hwr.outcomes import TensorKind
 from hwr.store.layout import PAYLOAD
 from hwr.units import MIB, canonical_json
@@ -23,30 +24,6 @@ from hwr.units import MIB, canonical_json
 SCHEMA_VERSION: Final = 1
 MAX_METADATA_BYTES: Final = 64 * MIB
 PAD_PREFIX: Final = "__hwr_pad"
-METADATA_KEY: Final = "__metadata__"
-
-# Bits per element, of every dtype of the format that has whole bytes.
-DTYPE_BITS: Final = {
-    "BOOL": 8,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-}
 
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -69,7 +46,7 @@ class TensorEntry:
     def __post_init__(self) -> None:
         _need(self.nbytes >= 0 and self.offset >= 8, f"tensor {self.name!r}: impossible place")
         # What a view is made of: were these wrong, it would reach into its neighbour.
-        bits = DTYPE_BITS.get(self.dtype, 0)
+        bits = BYTE_DTYPE_BITS.get(self.dtype, 0)
         _need(
             bits > 0 and self.nbytes == math.prod(self.shape) * bits // 8,
             f"tensor {self.name!r}: dtype and shape are not those of its bytes",

@@ -25,9 +25,10 @@ from blake3 import blake3
 
 from hwr import digest
 from hwr.errors import HwrError, ProducerFailed, ProducerUnsupported
+from hwr.format import BYTE_DTYPE_BITS, HEADER_LIMIT_BYTES, LENGTH_BYTES, METADATA_KEY
 from hwr.outcomes import PublicationStage, TensorKind
 from hwr.store.layout import FILE_MODE, PAYLOAD_SUFFIX
-from hwr.store.manifest import DTYPE_BITS, METADATA_KEY, PAD_PREFIX, FileEntry, Filler, TensorEntry, contiguous_stride
+from hwr.store.manifest import PAD_PREFIX, FileEntry, Filler, TensorEntry, contiguous_stride
 from hwr.telemetry import span
 from hwr.telemetry.events import PublicationStageBegun
 from hwr.units import GIB, MIB, one_line
@@ -39,7 +40,6 @@ ALIGNMENT: Final = 64
 # Files are pinned, hashed and flushed one by one: several of this size overlap better than one of 60 GiB.
 FILE_BYTES: Final = 8 * GIB
 FLUSH_BYTES: Final = 64 * MIB
-MAX_HEADER_BYTES: Final = 100_000_000
 
 
 class TensorSource(Protocol):
@@ -96,7 +96,7 @@ def tensor_bytes(source: TensorSource) -> int:
     Raises:
         ProducerUnsupported: its dtype is not one of whole bytes.
     """
-    bits = DTYPE_BITS.get(source.dtype)
+    bits = BYTE_DTYPE_BITS.get(source.dtype)
     if bits is None:
         raise ProducerUnsupported(
             reason="dtype",
@@ -279,11 +279,11 @@ def _order(source: TensorSource) -> tuple[int, int, str]:
     """Sort so that most alignment comes by itself: whole cache lines, then what needs fillers, then single numbers by falling size."""
     nbytes = tensor_bytes(source)
     group = 0 if nbytes % ALIGNMENT == 0 else 1 if _alignment(source) == ALIGNMENT else 2
-    return (group, -DTYPE_BITS[source.dtype], source.name) if group == 2 else (group, 0, source.name)
+    return (group, -BYTE_DTYPE_BITS[source.dtype], source.name) if group == 2 else (group, 0, source.name)
 
 
 def _alignment(source: TensorSource) -> int:
-    return ALIGNMENT if math.prod(source.shape) > 1 else DTYPE_BITS[source.dtype] // 8
+    return ALIGNMENT if math.prod(source.shape) > 1 else BYTE_DTYPE_BITS[source.dtype] // 8
 
 
 def _plan_file(name: str, group: Sequence[tuple[TensorSource, int]]) -> FilePlan:
@@ -301,15 +301,15 @@ def _plan_file(name: str, group: Sequence[tuple[TensorSource, int]]) -> FilePlan
         placed.append(Placed(source.name, at, nbytes, source))
         at += nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    text += b" " * (-(8 + len(text)) % PAGE_BYTES)
-    if len(text) > MAX_HEADER_BYTES:
+    text += b" " * (-(LENGTH_BYTES + len(text)) % PAGE_BYTES)
+    if len(text) > HEADER_LIMIT_BYTES:
         raise ProducerUnsupported(
             reason="header",
             what="this artifact",
             problem=f"{len(group)} tensors need a header of {len(text)} bytes",
             remedy="Publish fewer tensors.",
         )
-    return FilePlan(name=name, header=len(text).to_bytes(8, "little") + text, placed=tuple(placed), data_bytes=at)
+    return FilePlan(name=name, header=len(text).to_bytes(LENGTH_BYTES, "little") + text, placed=tuple(placed), data_bytes=at)
 
 
 def _entries(plan: FilePlan, units: dict[str, list[str]]) -> tuple[FileEntry, list[TensorEntry]]:

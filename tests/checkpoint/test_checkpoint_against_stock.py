@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save_file
 
-from hwr.checkpoint.header import DTYPE_BITS, FileHeader
+from hwr.checkpoint.header import FileHeader
 from hwr.checkpoint.index import parse_index
 from hwr.checkpoint.source import CheckpointSource, open_source
 from hwr.errors import SourceRejected
+from hwr.format import DTYPE_BITS
 
 MANY = settings(max_examples=400, deadline=None)
 

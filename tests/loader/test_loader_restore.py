@@ -13,6 +13,7 @@ from store_artifacts import payload, run
 from torch import nn
 
 from hwr.errors import ActiveLease, ProducerUnsupported, RestoreCommitFailed, RestorePreflightFailed
+from hwr.format import BYTE_DTYPE_BITS as DTYPE_BITS
 from hwr.loader.dtypes import dtype_of
 from hwr.loader.plan import LayoutPlan, Rename
 from hwr.loader.producer import ModelTensor, finalized_model
@@ -21,7 +22,6 @@ from hwr.loader.skeleton import build_skeleton, meta_tensors
 from hwr.outcomes import TensorKind
 from hwr.procfs.smaps import read_smaps
 from hwr.store.domain import Domain
-from hwr.store.manifest import DTYPE_BITS
 
 IDS = torch.tensor([1, 2, 3, 10])
 

@@ -18,11 +18,13 @@ from store_artifacts import SMALL, Given, Zeros, artifact, identity, left_in, pa
 
 from hwr import digest
 from hwr.errors import ProducerFailed, ProducerUnsupported
+from hwr.format import BYTE_DTYPE_BITS as DTYPE_BITS
+from hwr.format import METADATA_KEY
 from hwr.loader.dtypes import dtype_of, word_of
 from hwr.loader.producer import ModelTensor
 from hwr.outcomes import FailureCode, PublicationOutcome, TensorKind
 from hwr.store.domain import Domain
-from hwr.store.manifest import DTYPE_BITS, METADATA_KEY, PAD_PREFIX, Manifest, parse_manifest
+from hwr.store.manifest import PAD_PREFIX, Manifest, parse_manifest
 from hwr.store.publish import publish
 from hwr.store.writer import ALIGNMENT, PAGE_BYTES, PayloadWriter, plan_files
 from hwr.units import MIB
