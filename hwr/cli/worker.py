@@ -55,7 +55,7 @@ def run_work(work: Work, options: Options) -> int:
     telemetry.configure(told.enabled, run_dir, told.engine, work.rank)
     refuse_unimplemented(options)
     endpoint = _serve(options, work)
-    with terminated(_terminating) as stop, shown(quiet=work.quiet):
+    with terminated(_terminating) as stop, shown(quiet=work.quiet) as done_showing:
         from hwr.loader.factory import PretrainedFactory
         from hwr.runtime import load
 
@@ -64,6 +64,7 @@ def run_work(work: Work, options: Options) -> int:
             digest = None
             if work.steps != 0:
                 digest = _steps(loaded.module, work.steps)
+            done_showing()
             _print(loaded.report, work, digest, endpoint)
             if work.hold:
                 telemetry.emit(E.PhaseChanged(phase=Phase.SERVING))
