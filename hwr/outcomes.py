@@ -48,6 +48,7 @@ class Outcome(StrEnum):
     OK = "ok"
     FAILED = "failed"
     TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
 
 
 class Phase(StrEnum):
@@ -405,6 +406,7 @@ class FailureCode(StrEnum):
     PATH_ESCAPE = "path_escape"
     SOURCE_CHANGED = "source_changed"
     # Ours: everything else
+    FORWARD_FAILED = "forward_failed"
     INTERNAL = "internal"
 
 

@@ -26,6 +26,7 @@ from hwr.errors import (
     HwrError,
     LocalMiss,
     ProducerFailed,
+    ProducerUnsupported,
     ResolutionFailed,
     RestorePreflightFailed,
     SourceChanged,
@@ -130,18 +131,13 @@ def explain(
     return identity.key, None
 
 
-_endpoints: dict[int, telemetry.MetricsServer] = {}
-
-
 def _tell(options: Options) -> None:
     """Start what the telemetry options of a server ask for; what the host configured itself stays as it is."""
     told = options.telemetry
     if told.enabled:
         telemetry.ensure_configured(told.run_dir, told.engine)
-    if told.metrics_port is not None and told.metrics_port not in _endpoints:
-        served = telemetry.serve_metrics(told.metrics_port)
-        if isinstance(served, telemetry.MetricsServer):  # a taken port is an event and no reason to stop
-            _endpoints[told.metrics_port] = served
+    if told.metrics_port is not None and not telemetry.asked_to_serve():  # whoever serves at a port of its own is not second-guessed
+        telemetry.serve_metrics(told.metrics_port)  # a taken port is an event and no reason to stop
 
 
 class _Load:
@@ -180,6 +176,7 @@ class _Load:
         return loaded
 
     def publish_only(self) -> Publication:
+        telemetry.emit(E.PhaseChanged(phase=Phase.RESOLVING))
         source = self.inspect()
         domain = self.open_store()
         identity = self.identify(source, domain.layout)
@@ -272,7 +269,7 @@ class _Load:
                     self.notes.advance(Lifecycle.COMMIT_STARTED)
                     restored = plan.commit()
                     lease.recheck()
-                    restoring.add(tensors=len(lease.manifest.tensors), bytes=restored.bytes, copied_bytes=0)
+                    restoring.add(tensors=len(lease.manifest.tensors), bytes=restored.bytes, copied_bytes=restored.copied_bytes)
         except BaseException:
             module = plan = None  # type: ignore[assignment]  # the only references to the views: without them the lease can go
             _close_quietly(lease)
@@ -333,6 +330,7 @@ class _Load:
         with self.notes.stage(LoadStage.PUBLISH):
             try:
                 with telemetry.span(E.ProductionBegun(key=key, producer=PRODUCER)) as producing:
+                    self._refuse_made_up()
                     produced = finalized_model(module, self.plan)
                     producing.add(tensors=len(produced.tensors), bytes=produced.bytes)
                 result = publish(self.domain, self.identity, produced.tensors, aliases=produced.aliases, unchanged=self._source_unchanged)
@@ -348,6 +346,17 @@ class _Load:
                 return Publication(PublicationOutcome.FAILED, key, failure=failed)
         self.report.bytes, self.report.tensors = result.payload_bytes, len(produced.tensors)
         return result
+
+    def _refuse_made_up(self) -> None:
+        """Values that a library made up differ from node to node: they are no final bytes of this checkpoint."""
+        names = getattr(self.factory, "uninitialised", ())
+        if names:
+            raise ProducerUnsupported(
+                reason="uninitialised",
+                what=f"{self.factory.name}",
+                problem=f"{len(names)} tensors are not in the checkpoint and were initialised at random: {', '.join(names[:3])}",
+                remedy="Fine-tune and save the whole model, or load it with the class that wrote it.",
+            )
 
     def _source_unchanged(self) -> None:
         assert self.source is not None

@@ -18,6 +18,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from hwr import telemetry
+from hwr.outcomes import Phase
+from hwr.telemetry.events import PhaseChanged
+
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -78,6 +82,11 @@ def _handling(handler: Callable[[int, FrameType | None], None], ignore: Sequence
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def terminating() -> None:
+    """Tell that the end was asked for."""
+    telemetry.emit(PhaseChanged(phase=Phase.TERMINATING))
 
 
 def end_with_parent(parent: int) -> None:

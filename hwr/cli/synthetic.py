@@ -11,12 +11,14 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hwr.errors import NotImplementedYet
+from hwr.errors import ForwardFailed, NotImplementedYet
+from hwr.units import one_line
 
 if TYPE_CHECKING:
     import torch
 
 TOKENS = 16
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def synthetic_input(module: torch.nn.Module) -> Mapping[str, Any]:
@@ -37,7 +39,8 @@ def synthetic_input(module: torch.nn.Module) -> Mapping[str, Any]:
             remedy="Give --steps 0: the weights are loaded and checked, and no forward pass is run.",
         )
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (1, TOKENS), generator=generator)
+    longest = min((value for name in _LENGTHS if isinstance(value := getattr(config, name, None), int) and value > 0), default=TOKENS)
+    ids = torch.randint(vocabulary, (1, min(TOKENS, longest)), generator=generator)
     told: dict[str, Any] = {"input_ids": ids}
     if "attention_mask" in names:
         told["attention_mask"] = torch.ones_like(ids)
@@ -52,7 +55,14 @@ def run_steps(module: torch.nn.Module, steps: int) -> str | None:
     output: Any = None
     with torch.no_grad():
         for _ in range(steps):
-            output = module(**told)
+            try:
+                output = module(**told)
+            except Exception as error:
+                raise ForwardFailed(
+                    reason=type(error).__name__,
+                    model=type(module).__name__,
+                    problem=f"{type(error).__name__}: {one_line(str(error))}",
+                ) from error
     first = output[0] if output is not None else None
     if not isinstance(first, torch.Tensor):
         return None

@@ -6,6 +6,8 @@ Refuses torch: an argument is judged before anything is loaded.
 
 from __future__ import annotations
 
+import argparse
+
 from hwr.errors import OptionError
 from hwr.loader.plan import CASTS
 
@@ -23,6 +25,13 @@ def whole(option: str, text: str, *, least: int) -> int:
     if value < least:
         raise OptionError(option=option, problem=f"{text!r} is not allowed", remedy=f"Give a whole number of at least {least}.")
     return value
+
+
+def present(text: str) -> str:
+    """Return an argument that must say something; for argparse."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is blank")
+    return text
 
 
 def one_dtype(text: str | None) -> str | None:

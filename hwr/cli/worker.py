@@ -15,17 +15,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hwr import telemetry
-from hwr.cli.children import end_with_parent, terminated
-from hwr.cli.ending import ended, show_logs
+from hwr.cli.children import end_with_parent, terminated, terminating
+from hwr.cli.ending import ended, open_streams, show_logs
 from hwr.cli.print_config import print_config
 from hwr.cli.progress import shown
-from hwr.errors import NotImplementedYet, Unavailable
+from hwr.errors import ForwardFailed, NotImplementedYet, Unavailable
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import LoadStage, Phase
 from hwr.report import Report
 from hwr.telemetry import events as E
 from hwr.telemetry.endpoint import MetricsServer
-from hwr.units import bytes_text, seconds_text, short_key
+from hwr.telemetry.failures import record_failure
+from hwr.units import bytes_text, printable, seconds_text, short_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,19 @@ def run_work(work: Work, options: Options) -> int:
     telemetry.configure(told.enabled, run_dir, told.engine, work.rank)
     refuse_unimplemented(options)
     endpoint = _serve(options, work)
-    with terminated(_terminating) as stop, shown(quiet=work.quiet) as done_showing:
+    with terminated(terminating) as stop, shown(quiet=work.quiet) as done_showing:
         from hwr.loader.factory import PretrainedFactory
         from hwr.runtime import load
 
         quiet_libraries()
         with load(PretrainedFactory(work.model, work.dtype), work.model, options) as loaded:
             digest = None
-            if work.steps != 0:
-                digest = _steps(loaded.module, work.steps)
-            done_showing()
-            _print(loaded.report, work, digest, endpoint)
+            try:
+                if work.steps != 0:
+                    digest = _steps(loaded.module, work.steps)
+            finally:
+                done_showing()
+                _print(loaded.report, work, digest, endpoint)
             if work.hold:
                 telemetry.emit(E.PhaseChanged(phase=Phase.SERVING))
                 while True:
@@ -76,6 +79,7 @@ def run_work(work: Work, options: Options) -> int:
 
 def main() -> int:
     """Do the work that standard input orders."""
+    open_streams()
     order = json.load(sys.stdin)
     work, options = Work(**order["work"]), Options.from_json(order["options"])
     end_with_parent(work.parent)
@@ -84,10 +88,6 @@ def main() -> int:
         print_config(options, as_json=work.as_json, rank=work.rank)
         return 0
     return ended(lambda: run_work(work, options), enabled=options.telemetry.enabled)
-
-
-def _terminating() -> None:
-    telemetry.emit(E.PhaseChanged(phase=Phase.TERMINATING))
 
 
 def _serve(options: Options, work: Work) -> MetricsServer | None:
@@ -103,7 +103,7 @@ def _serve(options: Options, work: Work) -> MetricsServer | None:
 
 
 def _steps(module: Any, steps: int | None) -> str | None:
-    from hwr.cli.synthetic import run_steps, synthetic_input
+    from hwr.cli.synthetic import synthetic_input
 
     try:
         synthetic_input(module)
@@ -113,6 +113,19 @@ def _steps(module: Any, steps: int | None) -> str | None:
         print(f"hwr: {problem.cause}", file=sys.stderr)
         return None
     count = steps or 1
+    try:
+        return _forward(module, count)
+    except ForwardFailed as problem:
+        if steps is not None:
+            raise
+        record_failure(problem, fatal=False)
+        print(f"hwr: {problem.cause}", file=sys.stderr)
+        return None
+
+
+def _forward(module: Any, count: int) -> str | None:
+    from hwr.cli.synthetic import run_steps
+
     with (
         telemetry.span(E.StageBegun(stage=LoadStage.FORWARD), stage=LoadStage.FORWARD),
         telemetry.span(E.StepsBegun(steps=count)) as running,
@@ -148,7 +161,7 @@ def _print(report: Report, work: Work, digest: str | None, endpoint: MetricsServ
         ("publication failure", report.publication_failure and report.publication_failure.message.splitlines()[0]),
         ("transport", f"{report.transport} (registration and offload are not there yet)"),
         ("output sha256", digest and digest[:16]),
-        ("journal", where if where is not None else "not written"),
+        ("journal", printable(str(where)) if where is not None else "not written"),
         ("metrics", endpoint and endpoint.url),
     ]
     head = "" if work.rank is None else f"rank {work.rank} "

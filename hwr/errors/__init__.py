@@ -18,7 +18,14 @@ from hwr.errors.base import (
     Unavailable,
     errno_text,
 )
-from hwr.errors.loading import ProducerFailed, ProducerUnsupported, ResolutionFailed, RestoreCommitFailed, RestorePreflightFailed
+from hwr.errors.loading import (
+    ForwardFailed,
+    ProducerFailed,
+    ProducerUnsupported,
+    ResolutionFailed,
+    RestoreCommitFailed,
+    RestorePreflightFailed,
+)
 from hwr.errors.options import NotImplementedYet, OptionError, OptionTypeError
 from hwr.errors.source import (
     AmbiguousWeights,
@@ -92,6 +99,7 @@ __all__ = [
     "DomainPolicyMismatch",
     "DomainUnavailable",
     "FdLimit",
+    "ForwardFailed",
     "HeaderInvalid",
     "HeaderOverLimit",
     "HwrError",

@@ -40,6 +40,14 @@ class RestoreCommitFailed(HwrError):
     retryable = True
 
 
+class ForwardFailed(HwrError):
+    """{model}: a forward pass on synthetic input failed: {problem}
+    The weights are loaded; give --steps 0 to leave the forward pass out."""
+
+    code = FailureCode.FORWARD_FAILED
+    stage = ResolutionStage.RESTORATION
+
+
 class ResolutionFailed(HwrError, RuntimeError):
     """Host Weight Runtime resolution failed: {cause}
     {remedy}"""

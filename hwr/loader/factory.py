@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 from hwr.checkpoint.source import CheckpointSource, open_source, read_config
 from hwr.errors import CanonicalLoadFailed, HwrError, RestorePreflightFailed
+from hwr.loader.plan import CASTS
 from hwr.loader.producer import held_tensors
 from hwr.loader.skeleton import build_skeleton
 from hwr.telemetry import emit
@@ -111,6 +112,10 @@ class CallableFactory:
         return module
 
 
+# The format's words for what a model can be loaded in.
+_FLOATING: Final = {word: name for name, word in CASTS.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Chosen:
     model_class: Any
@@ -129,6 +134,7 @@ class PretrainedFactory:
         Every other member raises CanonicalLoadFailed if there is no usable config.json or no library has the class.
         """
         self._directory, self._dtype = Path(directory), dtype
+        self._uninitialised: tuple[str, ...] = ()
 
     @functools.cached_property
     def _chosen(self) -> _Chosen:
@@ -136,10 +142,26 @@ class PretrainedFactory:
         if config is None or text is None:
             raise self._failure("config", f"config.json: {problem}", "Give a directory that save_pretrained wrote.")
         model_class, library, version = _model_class(config, self._failure)
-        dtype = self._dtype or str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        dtype = self._dtype or self._library_dtype(config, library, version)
         if dtype not in DTYPES:
             raise self._failure("dtype", f"dtype {dtype!r} is not supported", f"Give --dtype one of {', '.join(DTYPES)}.")
         return _Chosen(model_class, library, version, dtype, hashlib.sha256(text.encode()).hexdigest())
+
+    def _library_dtype(self, config: Mapping[str, Any], library: str, version: str) -> str:
+        """Return what the library loads in when nobody says: float32; transformers from 5 on asks the configuration, then the weights."""
+        if library == "diffusers" or int(version.partition(".")[0]) < 5:
+            return "float32"
+        told = config.get("dtype") or config.get("torch_dtype")
+        if told:
+            return str(told).removeprefix("torch.")
+        tensors = (tensor for shard in open_source(self._directory).shards for tensor in shard.header.tensors)
+        found = (_FLOATING[tensor.dtype] for tensor in tensors if tensor.dtype in _FLOATING)
+        return next(found, "float32")
+
+    @property
+    def uninitialised(self) -> tuple[str, ...]:
+        """Names that the last ordinary load did not find in the checkpoint; the library made them up."""
+        return self._uninitialised
 
     @property
     def name(self) -> str:
@@ -148,7 +170,7 @@ class PretrainedFactory:
 
     @property
     def dtype(self) -> str:
-        """The dtype that it is loaded in: as asked for, else as config.json says, else float32."""
+        """The dtype that it is loaded in: as asked for, else as the library would."""
         return self._chosen.dtype
 
     @property
@@ -195,10 +217,10 @@ class PretrainedFactory:
     def canonical(self, directory: Path, source: CheckpointSource | None) -> torch.nn.Module:
         """Load it with the library's own `from_pretrained`."""
         dtype = getattr(torch, self.dtype)
-        options: dict[str, Any] = {"local_files_only": True}
+        options: dict[str, Any] = {"local_files_only": True, "output_loading_info": True}
         options["torch_dtype" if self._chosen.library == "diffusers" else "dtype"] = dtype
         try:
-            model = self._chosen.model_class.from_pretrained(directory, **options)
+            model, told = self._chosen.model_class.from_pretrained(directory, **options)
         except HwrError:
             raise
         except Exception as error:  # (whatever a foreign loader raises becomes one typed failure)
@@ -207,6 +229,8 @@ class PretrainedFactory:
                 f"{type(error).__name__}: {one_line(str(error))}",
                 "Check that the directory is complete and was written for this library.",
             ) from error
+        mismatched = (entry if isinstance(entry, str) else entry[0] for entry in told.get("mismatched_keys", ()))
+        self._uninitialised = tuple(sorted({*told.get("missing_keys", ()), *mismatched}))
         return model.eval()  # type: ignore[no-any-return]
 
     def _failure(self, reason: str, problem: str, remedy: str) -> CanonicalLoadFailed:

@@ -1,7 +1,8 @@
 """Restoring: bind the views of a lease to a model skeleton.
 
-Owns the plan, which only looks, and its commit, which is the one mutation. Promises zero-copy on the CPU (T1), that a failing plan leaves
-the skeleton untouched (T2), and that no meta tensor is left anywhere (T3). Refuses artifacts that do not fit, before anything is touched.
+Owns the plan, which only looks, and its commit, which is the one mutation. Promises zero-copy on the CPU, but for small buffers (T1),
+that a failing plan leaves the skeleton untouched (T2), and that no meta tensor is left anywhere (T3). Refuses artifacts that do not fit,
+before anything is touched.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hwr.store.lease import HostWeightLease
 from hwr.store.manifest import TensorEntry
 
 NAMES_SHOWN: Final = 3
+COPIED_BUFFER_BYTES: Final = 1 << 20
 _warning_lock = threading.Lock()
 _warned = False
 
@@ -33,6 +35,7 @@ class Restored:
 
     bound: tuple[str, ...]
     bytes: int
+    copied_bytes: int
 
 
 class RestorePlan:
@@ -64,7 +67,8 @@ class RestorePlan:
         left = [name for name, _ in meta_tensors(skeleton)]
         if left:
             raise RestoreCommitFailed(reason="meta", problem=f"still without bytes: {_some(left)}")
-        return Restored(bound=tuple(values), bytes=manifest.tensor_bytes)
+        copied = sum(entry.nbytes for entry in manifest.tensors if _is_copied(entry, old[entry.name]))
+        return Restored(bound=tuple(values), bytes=manifest.tensor_bytes, copied_bytes=copied)
 
 
 def plan_restore(skeleton: torch.nn.Module, lease: HostWeightLease) -> RestorePlan:
@@ -118,7 +122,14 @@ def tensor_of(lease: HostWeightLease, entry: TensorEntry) -> torch.Tensor:
 
 def _value(lease: HostWeightLease, entry: TensorEntry, old: torch.Tensor) -> torch.Tensor:
     tensor = tensor_of(lease, entry)
+    if _is_copied(entry, old):
+        return tensor.clone()
     return parameter_like(old, tensor) if isinstance(old, torch.nn.Parameter) else tensor
+
+
+def _is_copied(entry: TensorEntry, old: torch.Tensor) -> bool:
+    """Small buffers are the model's own: counters and running statistics are written in a forward pass, weights are not."""
+    return not isinstance(old, torch.nn.Parameter) and entry.nbytes <= COPIED_BUFFER_BYTES
 
 
 def _silence_once() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hwr.telemetry.collector import HwrCollector
 from hwr.telemetry.collector import worker_collector as collector
-from hwr.telemetry.endpoint import MetricsServer, serve_metrics
+from hwr.telemetry.endpoint import MetricsServer, asked_to_serve, serve_metrics
 from hwr.telemetry.process import close, configure, emit, ensure_configured, journal_directory, run_directory, snapshot, span
 from hwr.telemetry.recording import Recording, record
 
@@ -16,6 +16,7 @@ __all__ = [
     "HwrCollector",
     "MetricsServer",
     "Recording",
+    "asked_to_serve",
     "close",
     "collector",
     "configure",

@@ -8,6 +8,7 @@ Refuses to export anybody else's metrics: the registry holds this process's coll
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -57,6 +58,7 @@ def serve_metrics(port: int, addr: str = "127.0.0.1") -> MetricsServer | Unavail
     A taken port or an unusable address is no error of the load: the result is falsy and says why.
     """
     ensure_configured()
+    _asked.add(os.getpid())
     registry = CollectorRegistry(auto_describe=False)
     registry.register(worker_collector())
     try:
@@ -69,6 +71,14 @@ def serve_metrics(port: int, addr: str = "127.0.0.1") -> MetricsServer | Unavail
     running = MetricsServer(server, addr)
     emit(EndpointOpened(address=addr, port=running.port))
     return running
+
+
+def asked_to_serve() -> bool:
+    """Say whether somebody has called `serve_metrics` in this process, with success or not: a load then leaves it alone."""
+    return os.getpid() in _asked
+
+
+_asked: set[int] = set()
 
 
 class _Server(ThreadingMixIn, WSGIServer):

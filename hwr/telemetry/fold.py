@@ -290,6 +290,8 @@ def _restore_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
 
 
 def _resolution_end(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
+    if attrs["outcome"] == Outcome.CANCELLED:  # somebody ended it: no outcome of a resolution
+        return
     _add(state.resolutions, f"{attrs['result']}|{attrs['mode']}")
     state.resolution_seconds.observe(_amount(attrs["seconds"]))
     state.last_resolution = {**_plain(attrs), "mono_ns": record["mono_ns"]}

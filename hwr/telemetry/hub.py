@@ -266,4 +266,6 @@ def _failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, HwrError):
         outcome = Outcome.TIMEOUT if error.exit_code == EXIT_TIMEOUT else Outcome.FAILED
         return {"outcome": outcome, "error_code": error.code.value, "error_reason": error.reason or None}
+    if not isinstance(error, Exception):  # an interrupt or an exit: somebody wanted it
+        return {"outcome": Outcome.CANCELLED, "error_reason": type(error).__name__}
     return {"outcome": Outcome.FAILED, "error_code": FailureCode.INTERNAL.value, "error_reason": type(error).__name__}

@@ -65,7 +65,7 @@ def text(event: Event, attrs: dict[str, Any]) -> str:
 
 
 _HIDDEN: Final = frozenset({"outcome", "seconds"})
-_ENDS: Final = {Outcome.OK: "done", Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out"}
+_ENDS: Final = {Outcome.OK: "done", Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out", Outcome.CANCELLED: "cancelled"}
 
 
 def _logger(name: str) -> logging.Logger:

@@ -13,7 +13,8 @@ import pytest
 from e2e_processes import Done, Programs, Running, journals
 from e2e_stores import Store
 
-from hwr.cli.demo import remove_store
+from hwr.cli.demo import prepared
+from hwr.errors import OptionError
 from hwr.telemetry.alive import is_held
 
 
@@ -22,6 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, minilm_published: Store) -> 
     """Where demos run; a store of the model is there already."""
     programs = Programs(tmp_path_factory.mktemp("demo"))
     minilm_published.copy(programs.base / "store")
+    (programs.base / "store" / ".hwr-demo").touch()
     yield programs
     programs.close()
     Store(programs.base / "store").remove()
@@ -112,7 +114,19 @@ def test_ctrl_c_ends_it_well_and_sigterm_takes_the_held_process_along(fresh: Hel
         assert is_held(journal.path) is False
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_directory_that_no_demo_made_is_left_alone(tmp_path: Path, fresh: bool) -> None:
+    (tmp_path / "domain.json").write_bytes(b"{}")
+    with pytest.raises(OptionError):
+        prepared(str(tmp_path), fresh=fresh)
+    assert (tmp_path / "domain.json").read_bytes() == b"{}"
+
+
 def test_fresh_removes_nothing_but_a_store(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"mine")
-    remove_store(tmp_path)
-    assert (tmp_path / "file").read_bytes() == b"mine"
+    root = prepared(str(tmp_path / "root"), fresh=False)
+    (root / "file").write_bytes(b"mine")
+    (root / "artifacts" / "a").mkdir(parents=True)
+    (root / "artifacts" / "a").chmod(0o555)
+    (root / "domain.json").write_bytes(b"{}")
+    prepared(str(root), fresh=True)
+    assert sorted(path.name for path in root.iterdir()) == [".hwr-demo", "file"]

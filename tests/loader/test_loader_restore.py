@@ -40,20 +40,18 @@ def test_a_restored_module_is_the_published_one_bit_for_bit(domain: Domain) -> N
         assert module.marked.loader == "mine"  # type: ignore[attr-defined]
         assert module.listed[0] is module.marked
         assert not list(meta_tensors(module))
-        before = module.norm.running_mean
-        assert before.data_ptr() == leased_address(domain, module, "norm.running_mean")
-        del before
+        assert is_leased(domain, module.embedding.weight)
+        assert not is_leased(domain, module.norm.running_mean)
+        module.norm.running_mean.add_(1)  # a small buffer is the model's own: a forward pass in training writes it
 
 
-def leased_address(domain: Domain, module: nn.Module, name: str) -> int:
-    """The address, which must lie in a read-only shared mapping of the payload."""
-    value = dict([*module.named_parameters(), *module.named_buffers()])[name]
+def is_leased(domain: Domain, value: torch.Tensor) -> bool:
+    """Whether it lies in a mapping of the payload, which is shared and read-only."""
     vmas = read_smaps("self")
     assert isinstance(vmas, tuple)
     (vma,) = (vma for vma in vmas if vma.start <= value.data_ptr() < vma.end)
-    assert vma.pathname == str(payload(domain))
-    assert vma.perms == "r--s"
-    return value.data_ptr()
+    assert vma.pathname != str(payload(domain)) or vma.perms == "r--s"
+    return vma.pathname == str(payload(domain))
 
 
 def test_every_dtype_is_restored_bit_for_bit(domain: Domain) -> None:
