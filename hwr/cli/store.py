@@ -20,7 +20,7 @@ from hwr.cli.children import terminated, terminating
 from hwr.cli.progress import shown
 from hwr.cli.publish import configure_tool
 from hwr.cli.values import one_dtype, present
-from hwr.errors import EXIT_FAILURE, EXIT_OK, DomainUnavailable, HwrError, LocalMiss, OptionError, Unavailable, UntrustedPermissions
+from hwr.errors import EXIT_FAILURE, EXIT_OK, DomainUnavailable, HwrError, OptionError, Unavailable, UntrustedPermissions
 from hwr.options import Options
 from hwr.outcomes import InventoryState, ValidationLevel
 from hwr.store import inventory
@@ -198,7 +198,7 @@ def _artifacts(found: tuple[Entry, ...]) -> list[Entry]:
 def _chosen(found: tuple[Entry, ...], key: str, root: Path) -> Entry:
     matching = [entry for entry in _artifacts(found) if entry.key.startswith(key)]
     if not matching:
-        raise LocalMiss(reason="no_such_key", key=printable(key), root=str(root), problem="no artifact's key begins like this")
+        raise OptionError(option="KEY", problem=f"no key begins with {key!r}", remedy=f"`hwr store ls --root {root}` shows the keys.")
     if len(matching) > 1:
         raise OptionError(
             option="KEY", problem=f"{len(matching)} keys begin with {key!r}", remedy="Give more digits; `hwr store ls` shows them."

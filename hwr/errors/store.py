@@ -179,7 +179,7 @@ class InsufficientCapacity(StoreError):
 
 class NoSpace(StoreError):
     """{path}: no space left while {operation} ({problem}).
-    Free space on the filesystem; the unfinished artifact was removed and nothing else touched."""
+    Free space on the filesystem; whatever was unfinished was removed and nothing else touched."""
 
     code = FailureCode.ENOSPC
     stage = ResolutionStage.CAPACITY

@@ -223,7 +223,7 @@ def no_space(error: OSError, root: Path, operation: str) -> NoSpace | NoInodes:
     with contextlib.suppress(OSError):
         facts = os.statvfs(there)
         if error.errno == errno.ENOSPC and facts.f_files and not facts.f_favail:
-            return NoInodes(reason="inodes", root=str(root), available=facts.f_favail, needed="more")
+            return NoInodes(reason="inodes", root=str(root), available=facts.f_favail, needed=facts.f_favail + 1)
     reason = "quota" if error.errno == errno.EDQUOT else "disk_full"
     return NoSpace(reason=reason, root=str(root), path=str(root), operation=operation, problem=errno_text(error))
 
