@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -200,10 +201,15 @@ def _hashed(state: WorkerState, purpose: ChecksumPurpose) -> str:
     return f"{bytes_text(size)}, {rate_text(size, seconds)}" if size else "-"
 
 
+def _command() -> str:
+    """Return how this command was called: it need not be on the path."""
+    return shlex.quote(sys.argv[0]) if os.path.basename(sys.argv[0]) == "hwr" else "hwr"
+
+
 def _where(second: dict[str, Any], run_dir: Path, scraped: int | Unavailable, *, held: bool) -> None:
     series = f"{scraped} series just now" if isinstance(scraped, int) else f"unavailable: {scraped.reason}"
     print(f"\njournal of the second start: {second['journal']}")
     print(f"/metrics of the second start: {second['metrics']} ({series}{'' if held else '; it ended with the demo, --hold keeps it'})")
     print("look at it:")
     print(f"  curl -s {second['metrics']} | grep hwr_resolutions_total" if held else f"  less {second['journal']}/events.000001.jsonl")
-    print(f"  hwr store ls --root {second['root']}", flush=True)
+    print(f"  {_command()} store ls --root {second['root']}", flush=True)
