@@ -25,13 +25,11 @@ from blake3 import blake3
 from hwr import digest
 from hwr.checkpoint.source import CheckpointSource, Shard, StatFacts
 from hwr.errors import SourceChanged, SourceUnreadable, errno_text
-from hwr.outcomes import ChecksumPurpose
 from hwr.telemetry import span
 from hwr.telemetry.events import SourceDigestBegun, SourceDigestProgress
 from hwr.units import canonical_json
 
 SCHEMA_VERSION: Final = 1
-PURPOSE: Final = ChecksumPurpose.SOURCE
 TELL_SECONDS: Final = 0.25
 # File times advance with the kernel's tick, 1-10 ms; within that a second write leaves no trace.
 RACY_NS: Final = 20_000_000

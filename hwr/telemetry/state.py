@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from hwr.outcomes import Operation, Phase
 
-# Upper bounds in seconds. Short: a kernel call, a block copy; long: a start's stages, whose deadline is 600 s.
-SHORT_LADDER_SECONDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+# Upper bounds in seconds: a start's stages, whose deadline is 600 s. A ladder for calls of microseconds comes with the first of them.
 LONG_LADDER_SECONDS: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 15.0, 60.0, 180.0, 600.0)
 
 # Entries of one table: label values are closed sets of ours, but a journal may be somebody else's file.
