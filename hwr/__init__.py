@@ -1,6 +1,7 @@
 """Observability-first Host Weight Runtime: final weights on the node, memory-mapped, saying what happens to them.
 
-Owns the public names. Promises to load neither torch nor a library of CUDA until `load` is used. Refuses work at import.
+Owns the public names. Promises to load neither torch nor a library of CUDA until `load` is used, and of itself only what a name needs.
+Refuses work at import.
 
     with hwr.load(build_model, "/models/bert", hwr.Options.of(host_weight_runtime_mode="preferred", ...)) as loaded:
         loaded.module(...)
@@ -8,14 +9,14 @@ Owns the public names. Promises to load neither torch nor a library of CUDA unti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from hwr.options import Options, compose
-
+TYPE_CHECKING = False  # what typing calls so: importing it would cost more than this whole module
 if TYPE_CHECKING:
+    from typing import Any
+
     from hwr import telemetry
     from hwr.loaded import AdaptedWeights, Loaded
     from hwr.loader.factory import ModelFactory, PretrainedFactory
+    from hwr.options import Options, compose
     from hwr.runtime import load
 
 __all__ = ["AdaptedWeights", "Loaded", "ModelFactory", "Options", "PretrainedFactory", "compose", "load", "telemetry"]
@@ -24,7 +25,9 @@ _LATER = {
     "AdaptedWeights": "hwr.loaded",
     "Loaded": "hwr.loaded",
     "ModelFactory": "hwr.loader.factory",
+    "Options": "hwr.options",
     "PretrainedFactory": "hwr.loader.factory",
+    "compose": "hwr.options",
     "load": "hwr.runtime",
 }
 

@@ -1,41 +1,16 @@
 """The options of a command line.
 
-Owns how the option table becomes arguments of a parser, and a parser that refuses in two lines.
-Promises that every command spells an option alike, full name first, and that values are judged by the options alone.
-Refuses abbreviations: a script that relies on one breaks when an option is added.
+Owns how the option table becomes arguments of a parser. Promises that every command spells an option alike, full name first.
+Refuses to judge values: the options do.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from hwr.errors import EXIT_USAGE
-from hwr.options import BY_NAME, COMMAND_LINE, CONCERNS, OPTIONS, Option, Options, compose, nearest
-from hwr.units import one_line
-
-_UNKNOWN = "unrecognized arguments: "
-
-
-class HwrParser(argparse.ArgumentParser):
-    """A parser without abbreviations that ends with the cause in one line, the way out in the next, and status 2."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        cause, way_out = message, f"Try: {self.prog} --help"
-        if message.startswith(_UNKNOWN):
-            unknown = message.removeprefix(_UNKNOWN)
-            cause = f"no such argument: {unknown or repr(unknown)}"
-            word = unknown.partition(" ")[0].partition("=")[0]
-            near = nearest(word, _option_strings(self)) if word.startswith("-") else None
-            way_out = f"Did you mean {near}? {way_out}" if near else way_out
-        print(f"{self.prog}: {one_line(cause, 1000)}", one_line(way_out, 1000), sep="\n", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+from hwr.options import BY_NAME, COMMAND_LINE, CONCERNS, OPTIONS, Option, Options, compose
 
 
 def add_options(parser: argparse.ArgumentParser, names: Collection[str] | None = None) -> None:
@@ -69,12 +44,3 @@ def _add(group: argparse._ArgumentGroup, row: Option) -> None:
         group.add_argument(*row.off, action="store_const", const=False, help=f"the opposite of {row.flag}", **common)
     else:
         group.add_argument(*row.flags, metavar=row.kind.metavar, help=text, **common)
-
-
-def _option_strings(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the flags of a parser and of its commands: the parser that complains is not always the one that was meant."""
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _option_strings(command)

@@ -1,8 +1,7 @@
 """The child processes of a command: they end when it does.
 
-Owns the orderly end that a signal asks for, in a worker and in the command that started it, and the parent-death signal.
-Promises that a signal reaches every child, that a second one does not tear the clean-up of the first, and that no child outlives a
-command that was killed. Refuses signals of a process that is not ours: only commands install handlers.
+Owns the way of a signal from a command to the processes that it started, and the parent-death signal. Promises that a signal reaches
+every child, and that no child outlives a command that was killed. Refuses signals of a process that is not ours.
 """
 
 from __future__ import annotations
@@ -13,50 +12,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, Final
 
 from hwr import telemetry
+from hwr.ending import Stop, handling
 from hwr.outcomes import Phase
 from hwr.telemetry.events import PhaseChanged
 
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
-_ENDING: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-class Terminated(BaseException):
-    """A signal asked for the end; unwinding closes what is open."""
-
-
-@dataclass(slots=True)
-class Stop:
-    """The signal that asked for the end, 0 while none did."""
-
-    signal: int = 0
-
-    @property
-    def exit_code(self) -> int:
-        """The exit status that a shell expects."""
-        return 128 + self.signal if self.signal else 0
-
-
-@contextlib.contextmanager
-def terminated(told: Callable[[], None] | None = None, *, ignore: Sequence[signal.Signals] = ()) -> Iterator[Stop]:
-    """Turn SIGTERM and SIGINT (except those to `ignore`) into an orderly end of the block; `told` is called as the first arrives."""
-    stop = Stop()
-
-    def handler(number: int, _: FrameType | None) -> None:
-        if stop.signal:  # it is ending already: a second exception would tear what the first one closes
-            return
-        stop.signal = number
-        if told is not None:
-            told()
-        raise Terminated
-
-    with _handling(handler, ignore), contextlib.suppress(Terminated):
-        yield stop
 
 
 @contextlib.contextmanager
@@ -70,18 +35,8 @@ def forwarding(children: Sequence[subprocess.Popen[Any]]) -> Iterator[Stop]:
             if child.returncode is None:
                 child.send_signal(number)
 
-    with _handling(handler, ()):
+    with handling(handler, ()):
         yield stop
-
-
-@contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None], ignore: Sequence[signal.Signals]) -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_IGN if number in ignore else handler) for number in _ENDING}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def terminating() -> None:

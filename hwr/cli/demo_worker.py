@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from hwr import telemetry
-from hwr.cli.children import end_with_parent, terminated
-from hwr.cli.ending import ended, show_logs
+from hwr.cli.children import end_with_parent
 from hwr.cli.worker import quiet_libraries
+from hwr.ending import ended, show_logs, terminated
 from hwr.errors import Unavailable
 from hwr.options import Options
 from hwr.outcomes import Phase

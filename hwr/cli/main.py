@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from hwr.cli import demo, publish, run, store
-from hwr.cli.arguments import HwrParser
-from hwr.cli.ending import ended, open_streams, show_logs, telemetry_wanted
+from hwr.ending import ended, show_logs, telemetry_wanted
+from hwr.usage import HwrParser, open_streams
 
 PLUGINS = "hwr.commands"
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from hwr import telemetry
 from hwr.cli.arguments import add_options, composed
-from hwr.cli.children import terminated, terminating
+from hwr.cli.children import terminating
 from hwr.cli.progress import shown
 from hwr.cli.values import one_dtype, present
+from hwr.ending import terminated
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import Role
 from hwr.units import bytes_text, printable, seconds_text

@@ -18,10 +18,10 @@ from typing import Any
 
 from hwr.cli.arguments import add_options, composed
 from hwr.cli.children import forwarding
-from hwr.cli.ending import ended
 from hwr.cli.print_config import print_config
 from hwr.cli.values import one_dtype, present, whole
 from hwr.cli.worker import Work, run_work
+from hwr.ending import ended
 from hwr.errors import OptionError
 from hwr.options import Options, misspelt_variables
 from hwr.telemetry import rundir

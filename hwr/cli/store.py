@@ -16,10 +16,11 @@ from typing import Any
 
 from hwr import telemetry
 from hwr.cli.arguments import add_options, composed
-from hwr.cli.children import terminated, terminating
+from hwr.cli.children import terminating
 from hwr.cli.progress import shown
 from hwr.cli.publish import configure_tool
 from hwr.cli.values import one_dtype, present
+from hwr.ending import terminated
 from hwr.errors import EXIT_FAILURE, EXIT_OK, DomainUnavailable, HwrError, OptionError, Unavailable, UntrustedPermissions
 from hwr.options import Options
 from hwr.outcomes import InventoryState, ValidationLevel

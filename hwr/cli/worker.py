@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hwr import telemetry
-from hwr.cli.children import end_with_parent, terminated, terminating
-from hwr.cli.ending import ended, open_streams, show_logs
+from hwr.cli.children import end_with_parent, terminating
 from hwr.cli.print_config import print_config
 from hwr.cli.progress import shown
+from hwr.ending import ended, show_logs, terminated
 from hwr.errors import ForwardFailed, NotImplementedYet, Unavailable
 from hwr.options import Options, refuse_unimplemented
 from hwr.outcomes import LoadStage, Phase
@@ -27,6 +27,7 @@ from hwr.telemetry import events as E
 from hwr.telemetry.endpoint import MetricsServer
 from hwr.telemetry.failures import record_failure
 from hwr.units import bytes_text, printable, seconds_text, short_key
+from hwr.usage import open_streams
 
 
 @dataclass(frozen=True, slots=True)

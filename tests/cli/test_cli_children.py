@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import hwr
-from hwr.cli.children import Terminated, terminated
+from hwr.ending import Terminated, terminated
 
 REPOSITORY = Path(hwr.__file__).resolve().parents[1]
 # A command whose child arms the kernel's parent-death signal and waits.
@@ -24,7 +24,8 @@ child.wait()
 """
 CHILD = """
 import signal, sys
-from hwr.cli.children import end_with_parent, terminated
+from hwr.cli.children import end_with_parent
+from hwr.ending import terminated
 with terminated() as stop:
     end_with_parent(int(sys.argv[1]))
     print("waiting", flush=True)

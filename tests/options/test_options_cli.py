@@ -9,10 +9,11 @@ import os
 
 import pytest
 
-from hwr.cli.arguments import HwrParser, add_options, composed
+from hwr.cli.arguments import add_options, composed
 from hwr.cli.print_config import config_json, config_table, print_config
 from hwr.errors import EXIT_USAGE, OptionError
 from hwr.options import BY_NAME, OPTIONS, Options, compose
+from hwr.usage import HwrParser
 
 
 def run_parser() -> HwrParser:

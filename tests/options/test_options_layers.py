@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from hwr.cli.arguments import HwrParser, add_options, composed
+from hwr.cli.arguments import add_options, composed
 from hwr.errors import HwrError, NotImplementedYet, OptionError, OptionTypeError
 from hwr.options import BY_NAME, COMMAND_LINE, DEFAULT, OPTIONS, Options, compose, misspelt_variables, refuse_unimplemented
+from hwr.usage import HwrParser
 
 # Highest first. Each option with a value a layer, so that the winner shows in the value too.
 LAYERS = ("top", "environment", "stage", "file")

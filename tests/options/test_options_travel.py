@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from hwr.cli.arguments import HwrParser, add_options, composed
+from hwr.cli.arguments import add_options, composed
 from hwr.errors import OptionError, OptionTypeError
 from hwr.options import OPTIONS, HostWeightRuntimeOptions, Options, SequenceParallelOptions, compose
 from hwr.outcomes import RegistrationMode, RuntimeMode, ValidationLevel
+from hwr.usage import HwrParser
 
 ALL_AWAY = [
     "--host-weight-runtime-mode=preferred",
