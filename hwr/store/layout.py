@@ -10,6 +10,7 @@ import os
 import re
 import uuid
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,14 @@ def check_key(key: str) -> str:
     if not KEY.match(key):
         raise ValueError(f"not an artifact key: {key!r}")
     return key
+
+
+@lru_cache(maxsize=256)
+def _kept(directory: Path, name: str) -> Path:
+    """Join what every acquire joins again. pathlib interns each part of a path: parts that die and come back wear out the interpreter's
+    table of interned strings, which then is enlarged by megabytes.
+    """
+    return directory / name
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +106,11 @@ class StoreLayout:
 
     def artifact(self, key: str) -> Path:
         """Return the directory of an artifact."""
-        return self.artifacts / check_key(key)
+        return _kept(self.artifacts, check_key(key))
 
     def deny_marker(self, key: str) -> Path:
         """Return the path of a deny marker."""
-        return self.deny / f"{check_key(key)}.json"
+        return _kept(self.deny, f"{check_key(key)}.json")
 
     def lock(self, kind: LockKind, key: str | None = None) -> Path:
         """Return the path of a lock file."""
@@ -111,7 +120,7 @@ class StoreLayout:
             return self.locks / "domain-build.lock"
         if kind not in (LockKind.BUILD, LockKind.ARTIFACT) or key is None:
             raise ValueError(f"no lock file for {kind}")
-        return self.locks / f"{check_key(key)}.{kind}.lock"
+        return _kept(self.locks, f"{check_key(key)}.{kind}.lock")
 
     def new_temporary(self, key: str) -> Path:
         """Return a fresh name for a publication of this process."""
