@@ -31,6 +31,7 @@ from hwr.telemetry.schema import event_schema, index_schema  # noqa: E402
 SERIES_OF_A_RANK: Final = 350
 SERIES_OF_EIGHT_RANKS: Final = 3000
 TOP_ARTIFACTS: Final = 50
+BY_HAND: Final = "docs/schema/hwr-diag/"  # reports have no declarations to make them from; tests/retention validates real ones
 
 _NOTE: Final = "<!-- Made by docs/generate.py; edit the declarations, then run it again. -->"
 _GROUPS: Final = (
@@ -41,7 +42,7 @@ _GROUPS: Final = (
     ("Registration", "registration registrations registered pin transport"),
     ("Distributed layerwise offload", "h2d block staging prefetches prefetch dlo allgather"),
     ("Sequence parallelism", "sp collective"),
-    ("Memory", "process artifact memory allocator python gc"),
+    ("Memory", "process artifact memory allocator python gc retention"),
     ("Store and locks", "store lock"),
     ("Node and telemetry", "runs run node collector events"),
     ("Other", ""),
@@ -76,6 +77,7 @@ def drift(root: Path) -> list[str]:
     made = outputs()
     differing = [name for name, text in made.items() if _text(root / name) != text]
     present = {path.relative_to(root).as_posix() for path in (root / "docs" / "schema").rglob("*.json")}
+    present = {name for name in present if not name.startswith(BY_HAND)}
     return sorted([*differing, *(present - made.keys())])
 
 

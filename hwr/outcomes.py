@@ -84,6 +84,7 @@ class Operation(StrEnum):
     TRANSFER = "transfer"
     ALLGATHER = "allgather"
     COLLECTIVE = "collective"
+    PROBE = "probe"
 
 
 class Transport(StrEnum):
@@ -316,6 +317,25 @@ class MemorySource(StrEnum):
     PAGEMAP_SCAN = "pagemap_scan"
     CACHESTAT = "cachestat"
     MINCORE = "mincore"
+
+
+class RetentionVerdict(StrEnum):
+    """What a retention run says; what it says of one size, offset and version holds for no other."""
+
+    RETAINED = "retained"
+    FLAT = "flat"
+    INCONCLUSIVE = "inconclusive"
+
+
+class RetentionClass(StrEnum):
+    """Who holds memory that stayed; the anonymous ones are disjoint, locked is counted among the others too."""
+
+    INTERPRETER = "interpreter"
+    MALLOC_IN_USE = "malloc_in_use"
+    ALLOCATOR_FREE = "allocator_free"
+    OTHER_ANONYMOUS = "other_anonymous"
+    FILE = "file"
+    LOCKED = "locked"
 
 
 class SourceReason(StrEnum):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, Final
 
-from hwr.outcomes import ChecksumPurpose, Outcome, Phase
+from hwr.outcomes import ChecksumPurpose, Outcome, Phase, RetentionClass
 from hwr.telemetry import events as E
 from hwr.telemetry.event import Begin, End, Event, Progress, clean
 from hwr.telemetry.state import LONG_LADDER_SECONDS, MAX_KEYS, Histogram, OpenOperation, WorkerState
@@ -330,6 +330,20 @@ def _allocator(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     state.allocator = _plain(attrs)
 
 
+def _retention_progress(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
+    # Calls, not bytes: there is nothing to put beside planned bytes, but it moves.
+    operation = state.ops.get(record.get("op", ""))
+    if operation is not None and type(attrs["done_iterations"]) is int:
+        state.progress_ns = operation.progress_ns = record["mono_ns"]
+
+
+_RETENTION: Final = {kind.value: "file_backed_bytes" if kind is RetentionClass.FILE else f"{kind.value}_bytes" for kind in RetentionClass}
+
+
+def _retention(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    state.retention = {kind: attrs[key] for kind, key in _RETENTION.items() if type(attrs.get(key)) is int}
+
+
 _OWN: dict[type[Event], tuple[Handler, ...]] = {
     E.EventsDropped: (_dropped,),
     E.EndpointOpened: (_endpoint,),
@@ -356,6 +370,8 @@ _OWN: dict[type[Event], tuple[Handler, ...]] = {
     E.MemorySampled: (_sampled, _memory),
     E.ArtifactMemorySampled: (_sampled, _artifact_memory),
     E.AllocatorSampled: (_allocator,),
+    E.RetentionRunProgress: (_retention_progress,),
+    E.RetentionReported: (_retention,),
 }
 
 

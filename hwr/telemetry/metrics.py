@@ -23,6 +23,7 @@ from hwr.outcomes import (
     PublicationOutcome,
     PublicationStage,
     ResolutionOutcome,
+    RetentionClass,
     RuntimeMode,
     SourceReason,
     ValidationLevel,
@@ -396,6 +397,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Collections of the interpreter's garbage collector.",
         lambda w: {str(generation): count for generation, count in enumerate(w.state.allocator.get("gc_collections", ()))},
         (Label("generation", ("0", "1", "2")),),
+    ),
+    Metric(
+        "hwr_retention_bytes",
+        Kind.GAUGE,
+        "Growth from the baseline to the last loop of this process's last retention run, by who holds it; locked is among the others too.",
+        lambda w: w.state.retention,
+        (Label("class", tuple(RetentionClass)),),
+        unit="bytes",
     ),
     # telemetry itself
     Metric(

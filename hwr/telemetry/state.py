@@ -140,6 +140,7 @@ class WorkerState:
     memory_sample_seconds: dict[str, float] = field(default_factory=dict)
     artifacts: dict[str, dict[str, Any]] = field(default_factory=dict)
     allocator: dict[str, Any] = field(default_factory=dict)
+    retention: dict[str, int] = field(default_factory=dict)
 
     def current_operation(self) -> OpenOperation | None:
         """Return the innermost open operation that has an operator's name: the one begun last."""

@@ -119,7 +119,8 @@ def test_every_event_means_something_to_the_fold() -> None:
     """The fold knows every class; an operation that changes the phase has its word."""
     assert set(_STEPS) == {kind.NAME for kind in E.all_events()}
     assert set(_OWN) <= set(E.all_events())
-    without = {Operation.TRANSFER, Operation.ALLGATHER, Operation.COLLECTIVE}  # of a worker that serves: the phase stays
+    # Those of a worker that serves, and a tool's: the phase stays.
+    without = {Operation.TRANSFER, Operation.ALLGATHER, Operation.COLLECTIVE, Operation.PROBE}
     assert set(PHASE_OF_OPERATION) == set(Operation) - without
 
 

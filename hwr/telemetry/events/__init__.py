@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hwr.telemetry.event import Event
 from hwr.telemetry.events.checkpoint import ShardsIgnored, SourceDigestBegun, SourceDigestEnded, SourceDigestProgress, SourceRejected
+from hwr.telemetry.events.diagnosis import RetentionReported, RetentionRunBegun, RetentionRunEnded, RetentionRunProgress
 from hwr.telemetry.events.journal import (
     EndpointFailed,
     EndpointOpened,
@@ -107,6 +108,10 @@ __all__ = [
     "ResolutionEnded",
     "RestoreBegun",
     "RestoreEnded",
+    "RetentionReported",
+    "RetentionRunBegun",
+    "RetentionRunEnded",
+    "RetentionRunProgress",
     "SegmentOpened",
     "ShardsIgnored",
     "SourceDigestBegun",
