@@ -6,6 +6,7 @@ Promises that each check was seen to fail on a planted mistake. Refuses to judge
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import io
@@ -17,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from diag.cli.main import VERBS, verb_parser
+from diag.cli.main import parsed as parsed_diag
+from diag.cli.retention_run import MODES
 from hwr.cli.main import build_parser
 from hwr.options import OPTIONS
 from hwr.outcomes import NEVER_EMITTED, FailureCode
@@ -92,9 +96,9 @@ def _leads_somewhere(there: Path, anchor: str, text: str | None) -> bool:
 
 
 def commands(text: str) -> list[str]:
-    """Return the `hwr` command lines that a document shows."""
+    """Return the `hwr` and `hwr-diag` command lines that a document shows."""
     lines = "".join(fences(text, "console")).replace("\\\n", " ").splitlines()
-    return [line.removeprefix("$ ") for line in lines if re.match(r"\$ hwr(\s|$)", line)]
+    return [line.removeprefix("$ ") for line in lines if re.match(r"\$ hwr(-diag)?(\s|$)", line)]
 
 
 def refusal(command: str) -> str | None:
@@ -102,7 +106,11 @@ def refusal(command: str) -> str | None:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            build_parser().parse_args(shlex.split(command, comments=True)[1:])
+            program, *arguments = shlex.split(command, comments=True)
+            if program == "hwr-diag":
+                parsed_diag(arguments)
+            else:
+                build_parser().parse_args(arguments)
     except SystemExit as ended:
         return said.getvalue() if ended.code else None
     return None
@@ -135,18 +143,22 @@ def between(text: str, name: str) -> str:
 
 
 def unknown_flags(text: str) -> set[str]:
-    """Return the flags in code spans and console blocks that no `hwr` command has."""
+    """Return the flags in code spans and console blocks that no command of ours has."""
     known = {flag for row in OPTIONS for flag in (*row.flags, *row.off)} | {"--help", "--version"}
-    for parser in _parsers(build_parser()):
-        known |= set(parser._option_string_actions)
-    shown = [span for span in re.findall(r"`([^`\n]+)`", prose(text)) if re.match(r"(--|hwr )", span)]
+    for root in (build_parser(), *(verb_parser(verb) for verb in VERBS)):
+        for parser in _parsers(root):
+            known |= set(parser._option_string_actions)
+    shown = [span for span in re.findall(r"`([^`\n]+)`", prose(text)) if re.match(r"(--|hwr |hwr-diag )", span)]
     return {flag for part in (*shown, *commands(text)) for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", part)} - known
 
 
 def _parsers(parser: object) -> Iterator[object]:
+    load = getattr(parser, "load", None)  # a sub-verb's arguments are added when they are asked for
+    if load is not None:
+        load()
     yield parser
     for action in parser._actions:  # type: ignore[attr-defined]
-        if isinstance(action.choices, dict):
+        if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
                 yield from _parsers(below)
 
@@ -177,6 +189,8 @@ def test_a_wrong_command_line_is_seen() -> None:
     assert refusal("hwr run MODEL_DIR --root /x") is None
     assert refusal("hwr run MODEL_DIR --rooot /x")
     assert refusal("hwr store lss")
+    assert refusal("hwr-diag --help") is None
+    assert refusal("hwr-diag retentoin")
     assert len(commands((REPOSITORY / "README.md").read_text(encoding="utf-8"))) > 8
 
 
@@ -191,13 +205,13 @@ def test_every_variable_and_flag_exists(path: Path) -> None:
 
 def test_an_unknown_flag_is_seen() -> None:
     """The check can fail."""
-    assert unknown_flags("`--root` and `--rooot`, `hwr run --mode x --modes y`, `git clone --bare`") == {"--rooot", "--modes"}
+    assert unknown_flags("`--root` and `--rooot`, `hwr run --mode x --modus y`, `git clone --bare`") == {"--rooot", "--modus"}
 
 
 def unknown_names(text: str) -> set[str]:
     """Return the metrics and events in code spans that are not declared."""
     spans = " ".join(re.findall(r"`([^`\n]+)`", prose(text)))
-    metrics = {metric.name for metric in METRICS} | {row.name for row in OPTIONS} | RECORD_ATTRIBUTES
+    metrics = {metric.name for metric in METRICS} | {row.name for row in OPTIONS} | RECORD_ATTRIBUTES | set(MODES)
     events = {kind.NAME for kind in all_events()}
     named = set(re.findall(r"\bhwr_[a-z0-9_]*[a-z0-9]\b", spans))
     unknown = {name for name in named if name not in metrics and re.sub(r"_(bucket|sum|count|created)$", "", name) not in metrics}
