@@ -141,6 +141,8 @@ def _judged(
         return RetentionVerdict.FLAT, "no growth that this run could tell"
     if late <= resolution and free is not None and excess - free.net <= resolution:
         return RetentionVerdict.FLAT, "it grew, then stopped; what grew was freed, malloc holds it for the next who asks"
+    if late <= resolution and excess <= FLAT_RESOLUTIONS * resolution:
+        return RetentionVerdict.FLAT, "a little at first, and nothing in the second half of the calls"
     if late <= resolution:
         return RetentionVerdict.INCONCLUSIVE, "it grew, then stopped: repeat with a longer warm-up"
     return RetentionVerdict.INCONCLUSIVE, "too uneven to tell: repeat with more calls or on a quieter machine"

@@ -65,6 +65,7 @@ def steps(each: int, count: int = 10) -> list[int]:
         (run([MIB, 2 * MIB, 3 * MIB, 4 * MIB, 5 * MIB, 0, 0, 0, 0, 0], steps(0)), FLAT, "fell back"),
         (run([MIB, 2 * MIB, 3 * MIB, 4 * MIB] + [5 * MIB] * 6, steps(0), free=[0] * 4 + [5 * MIB] * 6), FLAT, "malloc holds it"),
         (run([MIB, 2 * MIB, 3 * MIB, 4 * MIB] + [5 * MIB] * 6, steps(0)), INCONCLUSIVE, "longer warm-up"),
+        (run([60_000] * 10, steps(0)), FLAT, "nothing in the second half"),
         (run([0, 0, 0, 0, 0, 0, 0, 2 * MIB, 2 * MIB, 2 * MIB], steps(0)), INCONCLUSIVE, "uneven"),
         (run(steps(64_000), steps(0), free=steps(64_000)), RETAINED, "grows to the end"),
         (run(steps(-64_000), steps(0)), FLAT, "no growth"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,14 @@ def test_every_declared_metric_moves(
     told = json.loads(done.out)
     assert told["outcome"] == "canonical_direct"
     found |= moved(WorkerState.from_json(told["state"]))
+
+    # A diagnosis tells of itself as a worker does.
+    probe = ("--mode", "reuse", "--iterations", "200", "--sample-every", "50", "--run-dir", str(tmp_path / "probe"))
+    subprocess.run([sys.executable, "-m", "diag.cli.main", "retention", "run", *probe], check=True, capture_output=True, timeout=120)
+    (directory,) = (tmp_path / "probe").glob("*/r*")
+    reader = JournalReader(directory)
+    found |= moved(reader.poll())
+    reader.close()
 
     declared = {metric.name for metric in METRICS}
     assert declared - found == set(LATER), "declared and never moved: give it a run, or say which later room it belongs to"
