@@ -76,6 +76,19 @@ class Series:
         begin = max(at for at, calls in enumerate(self.calls) if calls <= half)
         return self.values[-1] - self.values[begin]
 
+    def settled(self, within: float) -> bool:
+        """Say whether it stood still at the end: at least two values, those of the last third of the calls, and none further apart."""
+        since = self.calls[0] + self.total_calls * 2 / 3
+        late = [value for calls, value in zip(self.calls, self.values, strict=True) if calls >= since]
+        return len(late) >= 2 and max(late) - min(late) <= within
+
+    def from_lowest(self) -> Series | None:
+        """Return it from its lowest value on, where that is not the baseline and not behind the middle; None otherwise."""
+        at = self.values.index(min(self.values))
+        if at == 0 or self.calls[at] > self.calls[0] + self.total_calls / 2:
+            return None
+        return Series(self.calls[at:], self.values[at:])
+
     def increments(self) -> list[tuple[int, int]]:
         """Return calls and growth from each value to the next."""
         pairs = list(zip(self.calls, self.values, strict=True))
