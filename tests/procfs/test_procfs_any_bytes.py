@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hwr.errors import Unavailable
+from hwr.procfs.buddyinfo import parse_buddyinfo
+from hwr.procfs.capabilities import parse_effective
+from hwr.procfs.cgroup import parse_cgroup, parse_memory_stat
 from hwr.procfs.identity import parse_boot_id, parse_namespace
+from hwr.procfs.limits import parse_limits
 from hwr.procfs.locks import parse_locks
+from hwr.procfs.meminfo import parse_meminfo
 from hwr.procfs.mountinfo import mount_of, parse_mountinfo
 from hwr.procfs.smaps import Vma, parse_smaps
 from hwr.procfs.smaps_rollup import Amounts, SmapsRollup, parse_smaps_rollup
@@ -24,6 +29,9 @@ from hwr.procfs.vmstat import parse_vmstat
 LOCKS = (
     b"1: FLOCK  ADVISORY  WRITE 71 08:1f:13 0 EOF\n1: -> FLOCK  ADVISORY  READ 72 08:1f:13 0 EOF\n2: POSIX  ADVISORY  READ 3 fe:00:9 5 14\n"
 )
+CGROUP = b"4:memory:/kubepods/pod7\n3:cpu,cpuacct:/kubepods\n1:name=systemd:/a:b\n0::/kubepods\n"
+MEMORY_STAT = b"cache 204800\ninactive_file 77824\nactive_file 126976\nhierarchical_memory_limit 9223372036854771712\ntotal_cache 204800\n"
+BUDDYINFO = b"Node 0, zone      DMA      0      0      1      3 \nNode 1, zone   Normal   6884   7374   2487   3150 \n"
 SAMPLES = {
     parse_status: Path("/proc/self/status").read_bytes(),
     parse_stat: Path("/proc/self/stat").read_bytes(),
@@ -32,6 +40,12 @@ SAMPLES = {
     parse_smaps: Path("/proc/self/smaps").read_bytes()[:2500],
     parse_locks: LOCKS,
     parse_vmstat: Path("/proc/vmstat").read_bytes()[:1500],
+    parse_meminfo: Path("/proc/meminfo").read_bytes(),
+    parse_limits: Path("/proc/self/limits").read_bytes(),
+    parse_effective: Path("/proc/self/status").read_bytes(),
+    parse_cgroup: CGROUP,
+    parse_memory_stat: MEMORY_STAT,
+    parse_buddyinfo: BUDDYINFO,
     parse_mountinfo: Path("/proc/self/mountinfo").read_bytes()[:1500],
     parse_boot_id: Path("/proc/sys/kernel/random/boot_id").read_bytes(),
 }
@@ -78,7 +92,9 @@ def test_no_name_raises(text: str, path: str):
 
 
 @pytest.mark.parametrize(
-    "parse", [parse_status, parse_stat, parse_statm, parse_smaps_rollup, parse_vmstat, parse_boot_id], ids=lambda p: p.__name__
+    "parse",
+    [parse_status, parse_stat, parse_statm, parse_smaps_rollup, parse_vmstat, parse_boot_id, parse_meminfo, parse_limits, parse_effective],
+    ids=lambda p: p.__name__,
 )
 def test_cut_text_gives_what_is_true_or_nothing(parse: Callable[[bytes], object]):
     sample = SAMPLES[parse]
@@ -99,7 +115,7 @@ def test_cut_smaps_gives_what_is_true_or_nothing():
         assert all(agrees(a, b) for a, b in zip(cut, whole, strict=False)), sample[:end]
 
 
-@pytest.mark.parametrize("parse", [parse_locks, parse_mountinfo], ids=lambda parse: parse.__name__)
+@pytest.mark.parametrize("parse", [parse_locks, parse_mountinfo, parse_cgroup, parse_buddyinfo], ids=lambda parse: parse.__name__)
 def test_cut_table_gives_its_whole_lines(parse: Callable[[bytes], tuple[object, ...]]):
     sample = SAMPLES[parse]
     whole = parse(sample)
