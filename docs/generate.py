@@ -188,6 +188,8 @@ def _unit(name: str) -> str:
 def _presence(metric: Metric) -> str:
     if metric.scope is Scope.PROCESS:
         return "from the start"
+    if metric.kind is Kind.INFO and metric.labels:
+        return "once chosen"
     if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM, Kind.STATESET, Kind.INFO):
         return "from the start"
     return "once known"

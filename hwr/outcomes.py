@@ -78,6 +78,7 @@ class Operation(StrEnum):
     PRODUCE = "produce"
     PUBLISH = "publish"
     RESTORE = "restore"
+    REGISTER = "register"
     REGISTER_CHUNK = "register_chunk"
     ADMISSION = "admission"
     VOTE = "vote"
@@ -95,6 +96,58 @@ class Transport(StrEnum):
     RANK_LOCAL = "rank_local"
     ALLGATHER = "allgather"
     NONE = "none"
+
+
+class TransportReason(StrEnum):
+    """Why block bytes take the way that they take; all but `registered` lead to staging or to no transport."""
+
+    REGISTERED = "registered"
+    MODE_DISABLED = "mode_disabled"
+    PIN_OFF = "pin_off"
+    NO_REGIONS = "no_regions"
+    NO_LEASE = "no_lease"
+    BUDGET = "budget"
+    MEMLOCK = "memlock"
+    CAPABILITY = "capability"
+    PLATFORM = "platform"
+    DRIVER_ERROR = "driver_error"
+    DEADLINE = "deadline"
+    ADMISSION_TIMEOUT = "admission_timeout"
+    GROUP = "group"
+    NOT_PINNED = "not_pinned"
+
+
+class BudgetSource(StrEnum):
+    """Where a ceiling for pinned memory comes from; the smallest one counts."""
+
+    CONFIGURED = "configured"
+    MEMLOCK = "memlock"
+    CGROUP = "cgroup"
+    MEMINFO = "meminfo"
+
+
+class RegistrationOutcome(StrEnum):
+    """How a registration ended; `failed` means that start-up ends, since something may still be registered or the group is broken."""
+
+    REGISTERED = "registered"
+    STAGED = "staged"
+    FAILED = "failed"
+
+
+class RollbackResult(StrEnum):
+    """Whether a rollback undid everything; what it could not undo stays registered and mapped until the process ends."""
+
+    CLEAN = "clean"
+    PARTIAL = "partial"
+
+
+class DrainResult(StrEnum):
+    """What became of the error that a failed call leaves behind in the platform's runtime."""
+
+    DRAINED = "drained"
+    NOTHING_PENDING = "nothing_pending"
+    OTHER = "other"
+    UNAVAILABLE = "unavailable"
 
 
 class LockKind(StrEnum):
@@ -245,6 +298,7 @@ class LoadStage(StrEnum):
     CANONICAL = "canonical"
     ADAPT = "adapt"
     PUBLISH = "publish"
+    REGISTER = "register"
     FORWARD = "forward"
 
 
@@ -425,6 +479,16 @@ class FailureCode(StrEnum):
     MISSING_SHARD = "missing_shard"
     PATH_ESCAPE = "path_escape"
     SOURCE_CHANGED = "source_changed"
+    # Ours: registration
+    WRITABLE_REGION = "writable_region"
+    REGISTRATION_BUDGET = "registration_budget"
+    REGISTRATION_UNSUPPORTED = "registration_unsupported"
+    REGISTRATION_FAILED = "registration_failed"
+    REGISTRATION_DEADLINE = "registration_deadline"
+    REGISTRATION_CLEANUP_FAILED = "registration_cleanup_failed"
+    REGISTRATION_REQUIRED = "registration_required"
+    REGISTRATION_VOTE_OVERDUE = "registration_vote_overdue"
+    PIN_ADMISSION_TIMEOUT = "pin_admission_timeout"
     # Ours: everything else
     FORWARD_FAILED = "forward_failed"
     INTERNAL = "internal"

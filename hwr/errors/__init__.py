@@ -27,6 +27,17 @@ from hwr.errors.loading import (
     RestorePreflightFailed,
 )
 from hwr.errors.options import NotImplementedYet, OptionError, OptionTypeError
+from hwr.errors.registration import (
+    GroupVoteOverdue,
+    HostRegistrationBudgetError,
+    HostRegistrationCleanupError,
+    HostRegistrationDeadline,
+    HostRegistrationError,
+    HostRegistrationUnsupported,
+    PinAdmissionTimeout,
+    RegistrationRequired,
+    WritableRegion,
+)
 from hwr.errors.source import (
     AmbiguousWeights,
     CanonicalLoadFailed,
@@ -100,8 +111,14 @@ __all__ = [
     "DomainUnavailable",
     "FdLimit",
     "ForwardFailed",
+    "GroupVoteOverdue",
     "HeaderInvalid",
     "HeaderOverLimit",
+    "HostRegistrationBudgetError",
+    "HostRegistrationCleanupError",
+    "HostRegistrationDeadline",
+    "HostRegistrationError",
+    "HostRegistrationUnsupported",
     "HwrError",
     "IdentityCollision",
     "IndexInvalid",
@@ -128,11 +145,13 @@ __all__ = [
     "OptionError",
     "OptionTypeError",
     "PathEscape",
+    "PinAdmissionTimeout",
     "ProducerFailed",
     "ProducerUnsupported",
     "PublicationFailed",
     "QuarantineFailed",
     "ReadOnlyStore",
+    "RegistrationRequired",
     "ResolutionFailed",
     "RestoreCommitFailed",
     "RestorePreflightFailed",
@@ -148,5 +167,6 @@ __all__ = [
     "Truncated",
     "Unavailable",
     "UntrustedPermissions",
+    "WritableRegion",
     "errno_text",
 ]

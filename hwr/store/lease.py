@@ -253,6 +253,11 @@ class HostWeightLeaseCarrier:
         return lease
 
     @property
+    def lease(self) -> HostWeightLease | None:
+        """The lease while nobody has taken it; it stays this carrier's."""
+        return self._lease
+
+    @property
     def taken(self) -> bool:
         """Whether the lease has gone to its next owner."""
         return self._lease is None

@@ -87,8 +87,10 @@ class HeldLock:
         self.release()
 
 
-def acquire(path: Path, kind: LockKind, *, exclusive: bool, deadline: float) -> HeldLock:
+def acquire(path: Path, kind: LockKind, *, exclusive: bool, deadline: float, existing: bool = False) -> HeldLock:
     """Lock a file until `deadline` (a reading of time.monotonic); create it where the store can be written.
+
+    With `existing` the file is one that is there for another reason (a payload): it is opened for reading and never created.
 
     Raises:
         LockTimeout: another process kept it past the deadline; `DomainInitTimeout` for that lock.
@@ -96,7 +98,7 @@ def acquire(path: Path, kind: LockKind, *, exclusive: bool, deadline: float) -> 
         ReadOnlyStore, StoreIoError, FdLimit: the lock file cannot be opened.
     """
     budget = max(0.0, deadline - time.monotonic())
-    fd = _open(path)
+    fd = _open(path, existing)
     try:
         free = _try(fd, path, exclusive)
         holder = None if free else find_holder(path)
@@ -119,7 +121,7 @@ def acquire(path: Path, kind: LockKind, *, exclusive: bool, deadline: float) -> 
                 emit(LockReplaced(lock=kind, file=path.name))
                 stale, fd = fd, -1
                 os.close(stale)
-                fd = _open(path)
+                fd = _open(path, existing)
                 free = _try(fd, path, exclusive)
     except BaseException:
         if fd >= 0:
@@ -183,12 +185,14 @@ def _try(fd: int, path: Path, exclusive: bool) -> bool:
     return True
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, existing: bool = False) -> int:
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
+        if existing:
+            return os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
         return os.open(path, os.O_RDWR | os.O_CREAT | flags, LOCK_MODE)
     except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES):
+        if error.errno in (errno.EROFS, errno.EACCES) and not existing:
             # A store that cannot be written: flock is content with a descriptor for reading, on local filesystems.
             with contextlib.suppress(OSError):
                 return os.open(path, os.O_RDONLY | flags)

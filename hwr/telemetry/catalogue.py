@@ -86,7 +86,9 @@ class Metric:
             raise ValueError(f"{self.name}: a StateSet has one closed label of its own name")
 
     def series(self) -> int:
-        """How many series one worker has of it, at most; bounded labels count once."""
+        """How many series one worker has of it, at most; bounded labels count once, and an Info has one."""
+        if self.kind is Kind.INFO:
+            return 1
         count = 1
         for label in self.labels:
             count *= len(label.values) if label.values else 1

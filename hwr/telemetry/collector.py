@@ -127,7 +127,7 @@ class _Totals:
 
 
 def _worker_family(metric: Metric, workers: dict[tuple[str, str], Observed]) -> Family:
-    own = [label.name for label in metric.labels if metric.kind is not Kind.STATESET]
+    own = [label.name for label in metric.labels if metric.kind not in (Kind.STATESET, Kind.INFO)]  # these bring theirs along
     family: Family = _empty(metric, ["engine", "rank", *own])
     for rank, worker in workers.items():
         for key, value in _complete(metric, _values(metric, worker)).items():

@@ -44,10 +44,17 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return None
     if len(line) > MAX_LINE_BYTES and record["event"] != CHECKPOINT:
         return None
-    if type(record.get("mono_ns")) is not int or type(record.get("seq")) is not int:
+    if not _is_placed(record):
         return None
     # A line of ours has neither, save in text that was escaped already: whatever else wrote this, no terminal meets it raw (J4).
-    return record if b"\\" not in line and line.isascii() else clean(record)
+    if b"\\" not in line and line.isascii():
+        return record
+    cleaned: dict[str, Any] = clean(record)
+    return cleaned if _is_placed(cleaned) else None  # beyond 64 bits it became a number that is no integer
+
+
+def _is_placed(record: dict[str, Any]) -> bool:
+    return type(record.get("mono_ns")) is int and type(record.get("seq")) is int
 
 
 def encode_checkpoint(record: dict[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, Final
 
-from hwr.outcomes import ChecksumPurpose, Outcome, Phase, RetentionClass
+from hwr.outcomes import BudgetSource, ChecksumPurpose, Outcome, Phase, RetentionClass
 from hwr.telemetry import events as E
 from hwr.telemetry.event import Begin, End, Event, Progress, clean
 from hwr.telemetry.state import LONG_LADDER_SECONDS, MAX_KEYS, Histogram, OpenOperation, WorkerState
@@ -289,6 +289,46 @@ def _restore_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     state.tensors_materialized += int(_amount(attrs.get("tensors", 0)))
 
 
+def _registration_begin(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    state.registration_planned_bytes = int(_amount(attrs["planned_bytes"]))
+    state.registration_chunks, state.registration_chunks_done = int(_amount(attrs["chunks"])), 0
+    state.registered_bytes = state.registered_bytes or 0  # of an earlier registration, which is still held
+
+
+def _registration_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    if attrs["outcome"] != Outcome.CANCELLED:
+        _add(state.registrations, attrs["result"])
+
+
+def _budget(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    told = {source.value: attrs.get(f"{source.value}_bytes") for source in BudgetSource}
+    state.pin_budget = {source: size for source, size in told.items() if type(size) is int}
+
+
+def _chunk_begin(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
+    state.ops[record["op"]].done_bytes = _bytes(attrs["done_bytes"])
+
+
+def _chunk_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    if attrs["outcome"] == Outcome.OK:
+        state.registered_bytes = min(MAX_COUNT, (state.registered_bytes or 0) + int(_amount(attrs["bytes"])))
+        state.registration_chunks_done = min(MAX_COUNT, (state.registration_chunks_done or 0) + 1)
+        state.registration_chunk_seconds.observe(_amount(attrs["seconds"]))
+
+
+def _undone(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    # A rollback or a release: what could not be undone is still registered.
+    state.registered_bytes = max(0, (state.registered_bytes or 0) - int(_amount(attrs.get("bytes", 0))))
+
+
+def _rollback_end(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    _add(state.registration_rollbacks, attrs["result"])
+
+
+def _transport(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    state.transport, state.transport_reason = _word(attrs["transport"]), _word(attrs["reason"])
+
+
 def _resolution_end(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
     if attrs["outcome"] == Outcome.CANCELLED:  # somebody ended it: no outcome of a resolution
         return
@@ -364,6 +404,14 @@ _OWN: dict[type[Event], tuple[Handler, ...]] = {
     E.PublicationEnded: (_publication_end,),
     E.PublicationStageEnded: (_publication_stage_end,),
     E.RestoreEnded: (_restore_end,),
+    E.MappingRegistering: (_registration_begin,),
+    E.MappingRegistered: (_registration_end,),
+    E.BudgetRecorded: (_budget,),
+    E.ChunkRegistering: (_chunk_begin,),
+    E.ChunkRegistered: (_chunk_end,),
+    E.RollbackEnded: (_undone, _rollback_end),
+    E.ReleaseEnded: (_undone,),
+    E.TransportChosen: (_transport,),
     E.ResolutionEnded: (_resolution_end,),
     E.StageEnded: (_stage_end,),
     E.LifecycleAdvanced: (_lifecycle,),

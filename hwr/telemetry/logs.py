@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
-from hwr.outcomes import Outcome, Severity
+from hwr.outcomes import Outcome, Severity, Transport, TransportReason
 from hwr.telemetry.event import Begin, End, Event, Progress
+from hwr.telemetry.events import ChunkRegistered, ChunkRegistering, MappingRegistering, TransportChosen
 from hwr.units import bytes_text, seconds_text, short_key
 
 _LEVELS: Final = {
@@ -51,7 +53,11 @@ def project(event: Event, attrs: dict[str, Any]) -> None:
 
 
 def text(event: Event, attrs: dict[str, Any]) -> str:
-    """Return one line for a person: the noun, the verb, then the facts."""
+    """Return one line for a person: the noun, the verb, then the facts; a few events have a line of their own (R6)."""
+    own = _LINES.get(type(event))
+    line = own(event, attrs) if own is not None else None
+    if line is not None:
+        return line
     _, _, noun, verb = event.NAME.split(".")
     words = [noun.replace("_", " "), _verb(event, verb)]
     words += [
@@ -64,6 +70,35 @@ def text(event: Event, attrs: dict[str, Any]) -> str:
     return " ".join(words)
 
 
+def _registering(event: Event, attrs: dict[str, Any]) -> str:
+    limit = attrs.get("limit_bytes")
+    sizes = f"{attrs['planned_bytes']} bytes ({bytes_text(attrs['planned_bytes'])}) in {attrs['chunks']} chunks"
+    budget = "none" if limit is None else f"{limit} bytes"
+    return f"mapping registration begins: device {attrs['device']}, {attrs['ranges']} ranges, {sizes}, budget {budget}"
+
+
+def _chunk(event: Event, attrs: dict[str, Any]) -> str | None:
+    # The line of the begin precedes the call. A call that failed has no such line after it: its failure is told by another (R6).
+    if isinstance(event, End) and event.outcome != Outcome.OK:
+        return f"registration call {_verb(event, '')}: {attrs.get('problem') or attrs.get('error.reason')}"
+    chunk = f"range {attrs['range']}/{attrs['ranges']}, chunk {attrs['chunk']}/{attrs['chunks']}, {attrs['bytes']} bytes"
+    return f"{chunk}: registered in {attrs.get('seconds') or 0.0:.3f} s" if isinstance(event, End) else f"{chunk}: registering"
+
+
+def _transport(event: Event, attrs: dict[str, Any]) -> str | None:
+    if attrs["transport"] != Transport.STAGING:
+        return None
+    off = {TransportReason.MODE_DISABLED.value: "switched off by policy", TransportReason.PIN_OFF.value: "switched off by pin_cpu_memory"}
+    why = off.get(attrs["reason"], f"not done ({attrs['reason']})")
+    return f"registration {why}, using bounded host staging" + (f": {attrs['detail']}" if attrs.get("detail") else "")
+
+
+_LINES: Final[dict[type[Event], Callable[[Event, dict[str, Any]], str | None]]] = {
+    MappingRegistering: _registering,
+    ChunkRegistering: _chunk,
+    ChunkRegistered: _chunk,
+    TransportChosen: _transport,
+}
 _HIDDEN: Final = frozenset({"outcome", "seconds"})
 _ENDS: Final = {Outcome.OK: "done", Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out", Outcome.CANCELLED: "cancelled"}
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from hwr.outcomes import (
     NEVER_EMITTED,
+    BudgetSource,
     ChecksumPurpose,
     FailureCode,
     IdentitySection,
@@ -22,10 +23,14 @@ from hwr.outcomes import (
     Phase,
     PublicationOutcome,
     PublicationStage,
+    RegistrationOutcome,
     ResolutionOutcome,
     RetentionClass,
+    RollbackResult,
     RuntimeMode,
     SourceReason,
+    Transport,
+    TransportReason,
     ValidationLevel,
 )
 from hwr.telemetry.catalogue import Kind, Label, Metric, Observed, Scope, Values
@@ -46,6 +51,7 @@ _VALIDATION_CODES: Final = (
     FailureCode.STORE_IO.value,
 )
 _OPERATIONS: Final = Label("operation", tuple(Operation))
+_REASONS: Final = frozenset(reason.value for reason in TransportReason)
 _OUTCOMES: Final = tuple(outcome.value for outcome in ResolutionOutcome if outcome is not ResolutionOutcome.REMOTE_IMPORT)
 
 
@@ -285,6 +291,74 @@ METRICS: Final[tuple[Metric, ...]] = (
         unit="seconds",
     ),
     Metric("hwr_publication_bytes_total", Kind.COUNTER, "Bytes of artifacts published.", lambda w: {"": w.state.publication_bytes}),
+    # registration and transport
+    Metric(
+        "hwr_registration_planned_bytes",
+        Kind.GAUGE,
+        "Bytes, in whole pages, that the last registration has to register.",
+        lambda w: _one(w.state.registration_planned_bytes),
+        unit="bytes",
+    ),
+    Metric(
+        "hwr_registered_bytes",
+        Kind.GAUGE,
+        "Bytes that are registered now; grows with each chunk, and falls with a rollback or a release.",
+        lambda w: _one(w.state.registered_bytes),
+        unit="bytes",
+    ),
+    Metric(
+        "hwr_registration_chunks", Kind.GAUGE, "Driver calls that the last registration needs.", lambda w: _one(w.state.registration_chunks)
+    ),
+    Metric(
+        "hwr_registration_chunks_done",
+        Kind.GAUGE,
+        "Driver calls of the last registration that returned successfully; what a rollback undoes stays counted.",
+        lambda w: _one(w.state.registration_chunks_done),
+    ),
+    Metric(
+        "hwr_registration_chunk_seconds",
+        Kind.HISTOGRAM,
+        "Seconds of the driver calls that registered a chunk.",
+        lambda w: {"": w.state.registration_chunk_seconds},
+        unit="seconds",
+        bounds=LONG_LADDER_SECONDS,
+    ),
+    Metric(
+        "hwr_registrations_total",
+        Kind.COUNTER,
+        "Registrations by how they ended; failed ends the start.",
+        lambda w: w.state.registrations,
+        (Label("outcome", tuple(RegistrationOutcome)),),
+    ),
+    Metric(
+        "hwr_registration_rollbacks_total",
+        Kind.COUNTER,
+        "Rollbacks of registrations; after a partial one memory stays registered and mapped until the process ends.",
+        lambda w: w.state.registration_rollbacks,
+        (Label("result", tuple(RollbackResult)),),
+    ),
+    Metric(
+        "hwr_pin_budget_bytes",
+        Kind.GAUGE,
+        "What each ceiling left for pinning before the last registration; the smallest counted, one that does not exist is absent.",
+        lambda w: w.state.pin_budget,
+        (Label("source", tuple(BudgetSource)),),
+        unit="bytes",
+    ),
+    Metric(
+        "hwr_transport",
+        Kind.STATESET,
+        "The way that block bytes take to the device.",
+        lambda w: {"": w.state.transport},
+        (Label("hwr_transport", tuple(Transport)),),
+    ),
+    Metric(
+        "hwr_transport_reason_info",
+        Kind.INFO,
+        "Why this transport was chosen.",
+        lambda w: {"": {"reason": w.state.transport_reason}} if w.state.transport_reason in _REASONS else {},
+        (Label("reason", tuple(TransportReason)),),
+    ),
     # locks
     Metric(
         "hwr_lock_waits_total",

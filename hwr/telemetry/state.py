@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from hwr.outcomes import Operation, Phase
+from hwr.outcomes import Operation, Phase, Transport
 
 # Upper bounds in seconds: a start's stages, whose deadline is 600 s. A ladder for calls of microseconds comes with the first of them.
 LONG_LADDER_SECONDS: Final = (0.005, 0.02, 0.1, 0.5, 2.0, 5.0, 15.0, 60.0, 180.0, 600.0)
@@ -35,6 +35,7 @@ PHASE_OF_OPERATION: Final = {
     Operation.PRODUCE: Phase.PRODUCING,
     Operation.PUBLISH: Phase.PUBLISHING,
     Operation.RESTORE: Phase.RESTORING,
+    Operation.REGISTER: Phase.REGISTERING,
     Operation.REGISTER_CHUNK: Phase.REGISTERING,
     Operation.ADMISSION: Phase.REGISTERING,
     Operation.VOTE: Phase.REGISTERING,
@@ -134,6 +135,17 @@ class WorkerState:
     # locks
     lock_waits: dict[str, int] = field(default_factory=dict)
     lock_wait_seconds: dict[str, float] = field(default_factory=dict)
+    # registration and transport
+    registration_planned_bytes: int | None = None
+    registered_bytes: int | None = None
+    registration_chunks: int | None = None
+    registration_chunks_done: int | None = None
+    registration_chunk_seconds: Histogram = field(default_factory=lambda: Histogram.empty(LONG_LADDER_SECONDS))
+    registrations: dict[str, int] = field(default_factory=dict)
+    registration_rollbacks: dict[str, int] = field(default_factory=dict)
+    pin_budget: dict[str, int] = field(default_factory=dict)
+    transport: str = Transport.NONE
+    transport_reason: str | None = None
     # memory
     memory: dict[str, Any] = field(default_factory=dict)
     memory_sample_ns: dict[str, int] = field(default_factory=dict)

@@ -102,7 +102,7 @@ def test_an_earlier_state_is_corrected_by_the_next_checkpoint(tmp_path: Path) ->
 
 def test_unknown_events_and_versions_are_accepted() -> None:
     """A journal of a later version is read: what is unknown is counted, what is known counts."""
-    later = {"v": 2, "mono_ns": 1, "seq": 1, "event": "hwr.registration.chunk.begin", "op": "a", "attrs": {"new": [1]}, "trace": "x"}
+    later = {"v": 2, "mono_ns": 1, "seq": 1, "event": "hwr.future.thing.begin", "op": "a", "attrs": {"new": [1]}, "trace": "x"}
     known = {"v": 2, "mono_ns": 2, "seq": 2, "event": "hwr.worker.phase.change", "attrs": {"phase": "hibernating", "more": 1}}
     state = fold([later, known])
     assert (state.unknown_events, state.malformed, state.seq) == (1, 0, 2)
@@ -170,7 +170,9 @@ def test_records_of_any_shape_never_raise(records: list[dict[str, Any]]) -> None
     state = WorkerState()
     for record in records:
         decoded = decode(orjson.dumps(record))
-        assert decoded is not None
+        if decoded is None:  # a place beyond 64 bits, in a line that had to be cleaned
+            assert max(record["seq"], record["mono_ns"]) >= 1 << 63
+            continue
         apply(state, decoded)
     assert state.phase() in Phase
     state.current_operation()
