@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from hwr.loader.factory import ModelFactory, PretrainedFactory
     from hwr.options import Options, compose
     from hwr.runtime import load
+    from hwr.transport import register_loaded
 
-__all__ = ["AdaptedWeights", "Loaded", "ModelFactory", "Options", "PretrainedFactory", "compose", "load", "telemetry"]
+__all__ = ["AdaptedWeights", "Loaded", "ModelFactory", "Options", "PretrainedFactory", "compose", "load", "register_loaded", "telemetry"]
 
 _LATER = {
     "AdaptedWeights": "hwr.loaded",
@@ -29,6 +30,7 @@ _LATER = {
     "PretrainedFactory": "hwr.loader.factory",
     "compose": "hwr.options",
     "load": "hwr.runtime",
+    "register_loaded": "hwr.transport",
 }
 
 

@@ -1,7 +1,7 @@
 """What a load gives back, and what may be given to it.
 
-Owns the loaded model with its lease, and the description of an adaptation. Promises that closing takes the weights from the module before
-the lease is closed, and refuses while somebody else holds a tensor. Refuses to unmap under one.
+Owns the loaded model with its lease and its registration, and the description of an adaptation. Promises that closing takes the weights
+from the module, then unregisters, then closes the lease, and refuses while somebody else holds a tensor. Refuses to unmap under one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from hwr.errors import ActiveLease
+from hwr.errors import ActiveLease, HostRegistrationCleanupError
 from hwr.loader.restore import unbind
 from hwr.outcomes import MemoryMoment
+from hwr.registration.registered import Registered
 from hwr.report import Report
 from hwr.store.lease import HostWeightLease, HostWeightLeaseCarrier
 from hwr.telemetry import memory
@@ -40,21 +41,51 @@ class Loaded:
         self.report = report
         self.carrier = HostWeightLeaseCarrier(lease) if lease is not None else None
         self.dlo: None = None
+        self.registration: Registered | None = None
         self._bound = bound
 
+    @property
+    def lease(self) -> HostWeightLease | None:
+        """The lease of a warm start while nobody has taken it."""
+        return None if self.carrier is None else self.carrier.lease
+
+    def hold(self, registration: Registered) -> None:
+        """Own a registration of what is mapped: it is undone before the lease is closed."""
+        self.registration = registration
+
     def close(self) -> None:
-        """Let go of the weights: the module loses its tensors, then the lease is closed.
+        """Let go of the weights: the module loses its tensors, then what is registered is unregistered, then the lease is closed.
 
         Raises:
+            HostRegistrationCleanupError: the platform does not let go; the memory stays mapped until the process ends.
             ActiveLease: somebody else still holds a tensor of it; drop it and close again.
         """
         module, self.module = self.module, None
         if module is not None and self._bound:
             unbind(module, self._bound)
         del module
+        self._unregister()
         if self.carrier is not None:
             self.carrier.close()
         memory.sample(MemoryMoment.CLOSED)
+
+    def _unregister(self) -> None:
+        registration = self.registration
+        if registration is None:
+            return
+        chunks = len(registration.plan.chunks)
+        if problems := registration.close():
+            error = HostRegistrationCleanupError(
+                reason="survivors",
+                count=len(registration.chunks),
+                chunks=chunks,
+                nbytes=registration.nbytes,
+                problem=problems[0],
+                first="the model was closed",
+            )
+            error.active_registration = registration
+            raise error
+        self.registration = None
 
     def __enter__(self) -> Loaded:
         return self
@@ -62,7 +93,7 @@ class Loaded:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self.close()
-        except ActiveLease:
+        except (ActiveLease, HostRegistrationCleanupError):
             # While an exception travels, its traceback holds tensors: the lease goes with the last of them.
             if kind is None:
                 raise

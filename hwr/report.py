@@ -19,6 +19,7 @@ from hwr.outcomes import (
     ResolutionStage,
     RuntimeMode,
     Transport,
+    TransportReason,
     ValidationLevel,
 )
 
@@ -71,6 +72,9 @@ class Report:
     publication: PublicationOutcome | None = None
     publication_failure: Failure | None = None
     transport: Transport = Transport.NONE
+    transport_reason: TransportReason | None = None
+    transport_detail: str | None = None
+    registered_bytes: int = 0
     lifecycle: Lifecycle = Lifecycle.UNRESOLVED
 
     def to_json(self) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def _ours(order: dict[str, Any]) -> int:
     serving = telemetry.serve_metrics(0) if order.get("serve") else Unavailable("not asked for")
     with hwr.load(PretrainedFactory(order["model"]), order["model"], options) as loaded:
         assert loaded.module is not None
+        hwr.register_loaded(loaded, options)
         embedding = _embedding(loaded.module, order["model"])
         telemetry.emit(PhaseChanged(phase=Phase.SERVING))
         _answer(

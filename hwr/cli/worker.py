@@ -60,11 +60,14 @@ def run_work(work: Work, options: Options) -> int:
     with terminated(terminating) as stop, shown(quiet=work.quiet) as done_showing:
         from hwr.loader.factory import PretrainedFactory
         from hwr.runtime import load
+        from hwr.transport import register_loaded
 
         quiet_libraries()
         with load(PretrainedFactory(work.model, work.dtype), work.model, options) as loaded:
             digest = None
             try:
+                if loaded.report.transport_reason is None:
+                    register_loaded(loaded, options)
                 if work.steps != 0:
                     digest = _steps(loaded.module, work.steps)
             finally:
@@ -160,13 +163,20 @@ def _print(report: Report, work: Work, digest: str | None, endpoint: MetricsServ
         ("publication", report.publication and report.publication.value),
         ("failures", "; ".join(f"{a.failure.code}: {a.failure.message.splitlines()[0]}" for a in report.attempts if a.failure) or None),
         ("publication failure", report.publication_failure and report.publication_failure.message.splitlines()[0]),
-        ("transport", f"{report.transport} (registration and offload are not there yet)"),
+        ("transport", _transport(report)),
         ("output sha256", digest and digest[:16]),
         ("journal", printable(str(where)) if where is not None else "not written"),
         ("metrics", endpoint and endpoint.url),
     ]
     head = "" if work.rank is None else f"rank {work.rank} "
     print("\n".join(f"{head}{name + ':':21}{value}" for name, value in rows if value is not None), flush=True)
+
+
+def _transport(report: Report) -> str:
+    if report.registered_bytes:
+        return f"{report.transport}, {bytes_text(report.registered_bytes)}"
+    why = f": {report.transport_reason}" if report.transport_reason else ""
+    return f"{report.transport}{why}" + (f" ({printable(report.transport_detail)})" if report.transport_detail else "")
 
 
 def quiet_libraries() -> None:

@@ -21,7 +21,6 @@ from hwr.options.table import Concern, Spelling, option
 from hwr.outcomes import BuildAdmission, RegistrationMode, RuntimeMode, ValidationLevel
 from hwr.units import GIB
 
-_REGISTRATION: Final = "host registration"
 _DLO: Final = "distributed layerwise offload"
 _SP: Final = "sequence parallelism"
 
@@ -179,7 +178,6 @@ class DistributedLayerwiseOffloadOptions(Concern):
         "dlo_host_registration_mode",
         Choice(RegistrationMode),
         RegistrationMode.AUTO,
-        awaits=_REGISTRATION,
         help="auto registers mapped weights and stages where that fails; disabled always stages: it avoids the driver's path and does not "
         "repair the driver; required fails the start unless all is registered",
     )
@@ -187,7 +185,6 @@ class DistributedLayerwiseOffloadOptions(Concern):
         "dlo_host_registration_limit_gib",
         gib(zero=True, optional=False),
         0.0,
-        awaits=_REGISTRATION,
         help="ceiling of registered memory a rank; 0 means no ceiling, not off (off is --dlo-host-registration-mode disabled)",
         meaning={0.0: "no ceiling"},
     )
@@ -195,7 +192,6 @@ class DistributedLayerwiseOffloadOptions(Concern):
         "hwr_registration_deadline_seconds",
         seconds(),
         600.0,
-        awaits=_REGISTRATION,
         help="roll back when registration takes longer; honoured between driver calls only: a call in progress cannot be cancelled, and a "
         "process stuck in one needs supervision from outside",
     )
@@ -204,7 +200,6 @@ class DistributedLayerwiseOffloadOptions(Concern):
         Flag(),
         True,
         off=("--no-pin-cpu-memory",),
-        awaits=_DLO,
         help="pin the host memory that is copied from; without it nothing is registered",
     )
 

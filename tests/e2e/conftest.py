@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cuda_standin import foundry, standin  # noqa: F401  (fixtures)
 from e2e_processes import Forge, Programs
 from e2e_stores import Store, copy_model, remove
 
@@ -98,3 +100,18 @@ def as_root() -> None:
     """Skip where namespaces and other users are out of reach."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
+
+
+@pytest.fixture
+def open_place(tiny: Path) -> Iterator[Path]:
+    """A directory that every user can reach, with the small model in it."""
+    place = Path(tempfile.mkdtemp(prefix="hwr-e2e-"))
+    place.chmod(0o755)
+    copy_model(tiny, place / "model")
+    (place / "model").chmod(0o755)
+    for path in (place / "model").iterdir():
+        path.chmod(0o644)
+    (place / "run").mkdir()
+    os.chown(place / "run", 65534, 65534)
+    yield place
+    remove(place)

@@ -249,9 +249,6 @@ WRONG: dict[str, tuple[str, ...]] = {
 UNBUILT: dict[str, tuple[str, ...]] = {
     "offload": (*ROOT, "--dlo"),
     "offload, long": (*ROOT, "--enable-distributed-layerwise-offload"),
-    "registration required": (*ROOT, "--dlo-host-registration-mode", "required"),
-    "registration off": (*ROOT, "--dlo-host-registration-mode", "disabled"),
-    "registration limit": (*ROOT, "--dlo-host-registration-limit-gib", "1.5"),
     "resident layers": (*ROOT, "--dlo-resident-layers", "80"),
     "no allgather": (*ROOT, "--dlo-no-use-allgather"),
     "ulysses": (*ROOT, "--ulysses-degree", "2"),

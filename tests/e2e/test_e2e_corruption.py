@@ -208,7 +208,8 @@ def test_a_stronger_reader_ends_later_hits_of_a_weaker_one(
 def test_verify_names_the_tensor_and_changes_nothing(forge: Forge, tiny_published: Store, copied: Callable[[Store], Store]) -> None:
     store = copied(tiny_published)
     good = forge.hwr("store", "verify", "--root", store.root)
-    assert (good.rc, good.err) == (0, "")
+    assert good.rc == 0
+    assert all(line.startswith("hwr: verifying") for line in good.err.splitlines()), "at most the progress of a slow machine"
     assert store.key[:12] in good.out
     store.flip("model.layers.0.mlp.up_proj.weight")
     bad = forge.hwr("store", "verify", "--root", store.root, "--json")

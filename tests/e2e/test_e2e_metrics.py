@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cuda_standin import Standin
 from e2e_processes import Forge, Programs, until
 from e2e_stores import Store, copy_model
+from test_e2e_registration import SERVER
 from test_e2e_store_faults import STOPPED_HOLDER
 
 from hwr.telemetry.catalogue import Kind, Observed
@@ -65,7 +67,7 @@ def moved_over(records: Iterable[dict[str, Any]]) -> set[str]:
 
 @pytest.mark.usefixtures("as_root")
 def test_every_declared_metric_moves(
-    forge: Forge, programs: Programs, tiny: Path, tiny_published: Store, copied: Callable[[Store], Store], tmp_path: Path
+    forge: Forge, programs: Programs, tiny: Path, tiny_published: Store, copied: Callable[[Store], Store], standin: Standin, tmp_path: Path
 ) -> None:
     found: set[str] = set()
     store = Store(tmp_path / "store")
@@ -117,9 +119,16 @@ def test_every_declared_metric_moves(
     assert told["outcome"] == "canonical_direct"
     found |= moved(WorkerState.from_json(told["state"]))
 
+    # A registration that holds, and one that is rolled back.
+    for actions in ((), ("register 1 fail 2",)):
+        standin.configure(*actions)
+        done = forge.python(SERVER, tiny, copied(tiny_published).root, standin.path, "{}", "close")
+        assert done.rc == 0, done.err
+        found |= moved_over(done.journal.records)
     # A diagnosis tells of itself as a worker does.
     probe = ("--mode", "reuse", "--iterations", "200", "--sample-every", "50", "--run-dir", str(tmp_path / "probe"))
-    subprocess.run([sys.executable, "-m", "diag.cli.main", "retention", "run", *probe], check=True, capture_output=True, timeout=120)
+    told = subprocess.run([sys.executable, "-m", "diag.cli.main", "retention", "run", *probe], capture_output=True, timeout=120)
+    assert told.returncode == 3, "too few calls for a verdict, and all that is needed here"
     (directory,) = (tmp_path / "probe").glob("*/r*")
     reader = JournalReader(directory)
     found |= moved(reader.poll())

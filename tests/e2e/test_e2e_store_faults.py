@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from e2e_processes import NOBODY, Done, Forge, Programs, Running
-from e2e_stores import Store, copy_model, remove
+from e2e_stores import Store
 
 from hwr.procfs.status import read_status
 
@@ -203,21 +202,6 @@ print(json.dumps(told))
 
 
 # users and limits ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def open_place(tiny: Path) -> Iterator[Path]:
-    """A directory that every user can reach, with the small model in it."""
-    place = Path(tempfile.mkdtemp(prefix="hwr-e2e-"))
-    place.chmod(0o755)
-    copy_model(tiny, place / "model")
-    (place / "model").chmod(0o755)
-    for path in (place / "model").iterdir():
-        path.chmod(0o644)
-    (place / "run").mkdir()
-    os.chown(place / "run", 65534, 65534)
-    yield place
-    remove(place)
 
 
 @pytest.mark.parametrize(

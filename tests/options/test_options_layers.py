@@ -206,12 +206,8 @@ def test_a_misspelt_variable_is_noticed() -> None:
     ("argv", "flag"),
     [
         (["--dlo"], "--enable-distributed-layerwise-offload"),
-        (["--dlo-host-registration-mode=auto"], "--dlo-host-registration-mode"),
-        (["--dlo-host-registration-limit-gib=0"], "--dlo-host-registration-limit-gib"),
-        (["--hwr-registration-deadline-seconds=600"], "--hwr-registration-deadline-seconds"),
         (["--dlo-resident-layers=0"], "--dlo-resident-layers"),
         (["--no-allgather"], "--dlo-use-allgather"),
-        (["--pin-cpu-memory"], "--pin-cpu-memory"),
         (["--ulysses-mode=strict"], "--ulysses-mode"),
         (["--sp=2"], "--ulysses-degree"),
         (["--ring=1"], "--ring-degree"),
@@ -235,6 +231,8 @@ def test_running_with_what_is_built_is_not_refused() -> None:
     argv = ["--no-dlo", "--mode=required", "--root=/x", "--validation=full_checksum", "--host-weight-runtime-max-store-gib=1"]
     argv += ["--host-weight-runtime-max-artifact-gib=1", "--host-weight-runtime-min-free-gib=0"]
     refuse_unimplemented(from_argv(*argv, "--host-weight-runtime-build-admission=concurrent", "--engine=e", "--no-telemetry"))
+    policy = ["--dlo-host-registration-mode=required", "--dlo-host-registration-limit-gib=1.5", "--hwr-registration-deadline-seconds=60"]
+    refuse_unimplemented(from_argv(*policy, "--pin-cpu-memory"))
 
 
 def test_a_refusal_to_run_names_variable_or_file(tmp_path: Path) -> None:
