@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in /usr/bin/python3.1[1-9] /usr/local/bin/python3 /usr/bin/python3 python3; do \
 	"$$p" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { command -v "$$p"; break; }; done)
 
-.PHONY: demo test check bench soak docs clean
+.PHONY: demo test check bench soak gpu docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hwr demo $(DEMO)
@@ -30,6 +30,9 @@ bench: $(VENV)/.bench
 
 soak: $(VENV)/.dev
 	$(BIN)/pytest -m soak $(PYTEST)
+
+gpu: $(VENV)/.dev
+	$(BIN)/pytest -m gpu tests/gpu $(PYTEST)
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
