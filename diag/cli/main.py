@@ -28,12 +28,17 @@ VERBS: Mapping[str, tuple[str, str]] = {
 
 def main(arguments: Sequence[str] | None = None, verbs: Mapping[str, tuple[str, str]] = VERBS) -> int:
     """Run a verb and return its exit status."""
+    closed = sys.stdout is None
     open_streams()
     chosen = parsed(sys.argv[1:] if arguments is None else arguments, verbs)
     # Here, because they load the journal's and the metrics' libraries, which help and usage errors do without.
     from hwr.ending import ended, show_logs, telemetry_wanted, terminated
     from hwr.errors import EXIT_NOT_MEASURED
 
+    if closed:
+        from diag.report.streams import refuse_output
+
+        refuse_output()
     command: Callable[[argparse.Namespace], int] = chosen.command
     show_logs(None, program=PROGRAM)
     status = 0

@@ -1,19 +1,20 @@
 """Put the runs of two environments side by side: what differs between them, and in which cases.
 
-Owns the arguments and the ending. Promises 0 where every case is the same, 1 where one differs, 3 where nothing, or not every case that
-both sides have, could be compared. Refuses to measure.
+Owns the arguments and the ending. Promises 3 where the answer is not whole (a case is on one side only, or cannot be told, or a file could
+not be read), else 1 where a case differs, else 0. Refuses to measure.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from diag.cli.values import path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    parser.add_argument("before", metavar="BEFORE", type=Path, help="a run's JSON, or a directory of `run -o` or `matrix -o`")
-    parser.add_argument("after", metavar="AFTER", type=Path, help="what it is compared with")
+    parser.add_argument("before", metavar="BEFORE", type=path, help="a run's JSON, or a directory of `run -o` or `matrix -o`")
+    parser.add_argument("after", metavar="AFTER", type=path, help="what it is compared with")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=run)
 
@@ -32,4 +33,4 @@ def run(arguments: argparse.Namespace) -> int:
         print_document(document("retention compare", findings, **found.to_json()))
     else:
         out("\n".join(lines(found)))
-    return int(of_findings(findings) if findings or found.known else Exit.NOT_MEASURED)
+    return int(of_findings(findings) if found.complete else Exit.NOT_MEASURED)

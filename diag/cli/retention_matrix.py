@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from diag.cli.retention_run import add_process_arguments, seconds
+from diag.cli.retention_run import add_process_arguments
+from diag.cli.values import call, path, seconds, whole, wholes, word
 
 TYPE_CHECKING = False  # what typing calls so; help and usage errors do without what the work needs
 if TYPE_CHECKING:
     from typing import Any
 
+    from diag.cli.retention_directory import MatrixDirectory
     from diag.probes.child import Stop
     from diag.probes.matrix import Plan, Step
     from diag.probes.retention import Request
-    from diag.report.retention_directory import MatrixDirectory
     from diag.report.streams import Progress
 
 MODES = ("get_tensor", "get_slice", "load_file", "reopen", "reuse", "hwr_lease")  # diag.probes.matrix; a test holds the two together
@@ -30,33 +30,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     what = parser.add_argument_group("what is measured")
     what.add_argument("--modes", type=_modes, metavar="M,…", help=f"cases (default: {','.join(MODES)}; call with --call)")
-    what.add_argument("--tensor-elements", type=_numbers(1), metavar="N,…", help="float32 elements (default: 16,64,4096)")
-    what.add_argument(
-        "--offset-bytes", type=_numbers(0), metavar="N,…", help="where the tensor begins in the data section (default: 0,4000)"
-    )
-    what.add_argument("--header-bytes", type=_number(8, multiple=8), metavar="N", help="length of the header, a multiple of 8")
-    what.add_argument("--tensors", type=_number(1), metavar="N", help="tensors in the file of mode reopen (default: 64)")
-    what.add_argument("--call", metavar="FILE.py:FUNCTION", help="what mode call calls; MODULE:FUNCTION too")
-    what.add_argument("--repetitions", type=_number(1), default=2, metavar="N", help="runs of each case, far apart in time (default: 2)")
-    what.add_argument("--iterations", type=_number(1), metavar="N", help="calls a run (default: 20000; 10000 to find a threshold)")
-    what.add_argument("--sample-every", type=_number(1), metavar="N", help="calls between samples (default: a tenth of the calls)")
-    what.add_argument("--warmup", type=_number(1), default=1000, metavar="N", help="calls before the baseline (default: 1000)")
+    what.add_argument("--tensor-elements", type=wholes(1), metavar="N,…", help="float32 elements (default: 16,64,4096)")
+    what.add_argument("--offset-bytes", type=wholes(0), metavar="N,…", help="where the tensor begins in the data section (default: 0,4000)")
+    what.add_argument("--header-bytes", type=whole(8, multiple=8), metavar="N", help="length of the header, a multiple of 8")
+    what.add_argument("--tensors", type=whole(1), metavar="N", help="tensors in the file of mode reopen (default: 64)")
+    what.add_argument("--call", type=call, metavar="FILE.py:FUNCTION", help="what mode call calls; MODULE:FUNCTION on PYTHONPATH too")
+    what.add_argument("--repetitions", type=whole(1), default=2, metavar="N", help="runs of each case, far apart in time (default: 2)")
+    what.add_argument("--iterations", type=whole(1), metavar="N", help="calls a run (default: 20000; 10000 to find a threshold)")
+    what.add_argument("--sample-every", type=whole(1), metavar="N", help="calls between samples (default: a tenth of the calls)")
+    what.add_argument("--warmup", type=whole(1), default=1000, metavar="N", help="calls before the baseline (default: 1000)")
     add_process_arguments(parser)
     what.add_argument("--timeout", type=seconds, default=120.0, metavar="S", help="seconds for a run (default: 120)")
     what.add_argument(
         "--attribute", action="store_true", help="record with memray where what stays was allocated; slow, memory is not comparable"
     )
     out = parser.add_argument_group("what comes of it")
-    out.add_argument("-o", "--output", type=Path, metavar="DIR", help="the matrix's directory, new, empty, or of the same matrix before")
+    out.add_argument("-o", "--output", type=path, metavar="DIR", help="the matrix's directory, new, empty, or of the same matrix before")
     out.add_argument("--json", action="store_true", help="print one JSON object")
-    out.add_argument("--run-dir", metavar="DIR", help="directory of journals (default: HWR_RUN_DIR, or the node's own)")
+    out.add_argument("--run-dir", type=word, metavar="DIR", help="directory of journals (default: HWR_RUN_DIR, or the node's own)")
     out.add_argument("--quiet", action="store_true", help="no progress on standard error")
     threshold = parser.add_argument_group(
         "threshold",
         "Bisect one axis for where blocks per call change, in short runs of one mode. The axis takes LOW,HIGH, the other one value.",
     )
     threshold.add_argument("--find-threshold", choices=("elements", "offset"), metavar="AXIS", help="elements or offset")
-    threshold.add_argument("--mode", choices=(*MODES, "call"), metavar="M", help="the mode of the bisection (default: get_tensor)")
+    threshold.add_argument("--mode", choices=MODES, metavar="M", help="the mode of the bisection (default: get_tensor)")
     parser.set_defaults(command=lambda arguments: run(parser, arguments))
 
 
@@ -107,12 +105,12 @@ def request_of(plan: Plan, step: Step) -> Request:
 
 
 def _matrix(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from diag.cli.retention_directory import MatrixDirectory
     from diag.cli.retention_process import child_environment, likeness_of, process_of
     from diag.probes.child import stoppable
-    from diag.probes.environment import binding, describe
-    from diag.probes.matrix import CALL, CONTROL, ELEMENTS, MAX_RUNS, OFFSETS, Plan
+    from diag.probes.environment import binding, call_digest, describe
+    from diag.probes.matrix import CALL, ELEMENTS, MAX_RUNS, OFFSETS, Plan, runs_of
     from diag.probes.repository import snapshot
-    from diag.report.retention_directory import MatrixDirectory
     from diag.report.streams import Progress, note
     from hwr.errors import OptionError, Unavailable
 
@@ -120,7 +118,7 @@ def _matrix(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     elements, offsets = arguments.tensor_elements or ELEMENTS, arguments.offset_bytes or OFFSETS
     if (CALL in modes) != (arguments.call is not None):
         parser.error("mode call and --call FILE.py:FUNCTION go together")
-    runs = len({*modes, CONTROL}) * len(elements) * len(offsets) * arguments.repetitions
+    runs = runs_of(modes, len(elements) * len(offsets), arguments.repetitions)
     if runs > MAX_RUNS:
         parser.error(f"that would be {runs} runs; at most {MAX_RUNS}")
     with stoppable() as stop, MatrixDirectory.locked(arguments.output) as directory:
@@ -140,6 +138,7 @@ def _matrix(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
             header_bytes=arguments.header_bytes,
             tensors=arguments.tensors,
             call=arguments.call,
+            call_sha256=call_digest(arguments.call),
             python=python,
             cpu=process["cpu"],
             like=arguments.like,
@@ -182,10 +181,10 @@ def _measured(directory: MatrixDirectory, plan: Plan, stop: Stop, progress: Prog
             break  # its samples stay; the next start measures it again
         runs[step.stem] = run
         directory.finish(step, run)
-        seconds = spent.took(step, time.monotonic() - begun)
+        spent.took(step, time.monotonic() - begun)
         left = spent.left()
-        rest = f"; about {seconds_text(left)} left" if left else ""
-        progress.tell(f"{PROGRAM}: {number}/{len(steps)} {run_line(repetition_of(step, run))}, {seconds_text(seconds)}{rest}", lasting=True)
+        rest = f", {seconds_text(left)} left" if left else ""
+        progress.tell(f"{PROGRAM}: {number}/{len(steps)} {run_line(repetition_of(step, run))}{rest}", lasting=True)
     return runs
 
 
@@ -193,7 +192,7 @@ def _one(
     directory: MatrixDirectory, plan: Plan, step: Step, stop: Stop, runs: Mapping[str, Mapping[str, Any]], progress: Progress
 ) -> dict[str, Any]:
     """Measure and judge one run."""
-    from diag.cli.retention_run import measured
+    from diag.cli.retention_measuring import measured
 
     against = runs.get(step.control_stem or "")
     run = measured(request_of(plan, step), directory.samples(step), progress, stop, control=False, against=against)
@@ -225,10 +224,10 @@ def _told(
     as_json: bool,
 ) -> int:
     """Write the summary, print it, and return the exit status."""
+    from diag.cli.retention_directory import ENVIRONMENT, SUMMARY, SUMMARY_TEXT
     from diag.probes.retention import exit_code_of
     from diag.report.document import document, print_document
     from diag.report.exits import Exit, combined
-    from diag.report.retention_directory import ENVIRONMENT, SUMMARY, SUMMARY_TEXT
     from diag.report.retention_matrix_summary import summarize
     from diag.report.retention_matrix_text import text
     from diag.report.streams import out
@@ -262,11 +261,10 @@ class _Spent:
             if isinstance(seconds, int | float):
                 self._seconds.setdefault(run["arguments"]["mode"], []).append(float(seconds))
 
-    def took(self, step: Step, seconds: float) -> float:
-        """Note that a run ended, and return its seconds."""
+    def took(self, step: Step, seconds: float) -> None:
+        """Note that a run ended."""
         self._open.pop(step.stem, None)
         self._seconds.setdefault(step.case.mode, []).append(seconds)
-        return seconds
 
     def left(self) -> float:
         """Estimate the seconds of what is still to be measured."""
@@ -285,26 +283,3 @@ def _modes(text: str) -> tuple[str, ...]:
     if len(set(found)) != len(found):
         raise argparse.ArgumentTypeError(f"{text!r} names a mode twice")
     return found
-
-
-def _number(least: int, *, multiple: int = 1) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text) if text.strip().isdecimal() and text.isascii() and len(text) < 16 else -1
-        if value < least or value % multiple:
-            which = f"multiple of {multiple}" if multiple > 1 else f"whole number of at least {least}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a {which}")
-        return value
-
-    return number
-
-
-def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
-    one = _number(least)
-
-    def numbers(text: str) -> tuple[int, ...]:
-        found = tuple(one(word) for word in text.split(","))
-        if len(set(found)) != len(found):
-            raise argparse.ArgumentTypeError(f"{text!r} names a number twice")
-        return found
-
-    return numbers

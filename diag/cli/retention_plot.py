@@ -7,7 +7,8 @@ Refuses to judge.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from diag.cli.values import path
 
 _LEAST_COLUMNS = 40
 
@@ -15,10 +16,10 @@ _LEAST_COLUMNS = 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.add_argument(
-        "path", metavar="PATH", type=Path, help="a run's JSON, its .samples.jsonl, or a directory of `run -o` or `matrix -o`"
+        "path", metavar="PATH", type=path, help="a run's JSON, its .samples.jsonl, or a directory of `run -o` or `matrix -o`"
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="draw into FILE.png or FILE.svg, by matplotlib; without it in the terminal"
+        "-o", "--output", metavar="FILE", type=path, help="draw into FILE.png or FILE.svg, by matplotlib; without it in the terminal"
     )
     parser.add_argument(
         "--measure",
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from diag.report.streams import note, out
     from hwr.errors import OptionError, Unavailable
 
-    drawing = drawing_of(collect(arguments.path), Measure(arguments.measure))
+    drawing = drawing_of(collect(arguments.path, samples=True), Measure(arguments.measure))
     if isinstance(drawing, Unavailable):
         raise OptionError(
             option=f"PATH {arguments.path}",

@@ -26,7 +26,7 @@ def process_of(arguments: argparse.Namespace, written: Mapping[str, Any] | None 
     if arguments.like is None or not isinstance(recorded, dict) or (written or {}).get("like") != arguments.like:
         return retention_run.process_of(arguments)
     return {
-        "python": runnable(arguments.python or str(recorded.get("python"))),
+        "python": runnable(str(recorded.get("python")) if arguments.python is None else arguments.python),
         "cpu": tuple(recorded.get("cpu_affinity") or ()) if arguments.cpu is None else cpus_of(arguments.cpu),
         "environment": dict(recorded.get("environment") or {}),
         "like": recorded,

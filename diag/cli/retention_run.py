@@ -1,6 +1,6 @@
 """Measure one case in a fresh process, with a control in another, and judge what stays.
 
-Owns the arguments, the order of the two runs, the files of `-o DIR` and the ending. Promises that what was measured before a signal is
+Owns the arguments, the files of `-o DIR` and the ending. Promises that what was measured before a signal is
 written and printed, that a refused argument is two lines and no report, and the whole run object with `--json`.
 Refuses to call anything a finding that was not measured whole.
 """
@@ -17,13 +17,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
-from diag.probes.retention import CONTROL, Request
-
-if TYPE_CHECKING:
-    from diag.probes.child import Stop
-    from diag.report.streams import Progress
+from diag.cli.values import path, seconds, whole, word
+from diag.probes.retention import Request
 
 MODES: Final = {
     "get_tensor": "one open file, get_tensor each time",
@@ -37,7 +34,6 @@ MODES: Final = {
 _DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(Request)}
 # argparse's own words, from the probe.
 _REFUSED: Final = re.compile(r": error: (?:argument (--[a-z-]+)[^:]*: )?(.*)")
-_OUTCOMES: Final = {"timeout": "timeout", "signal": "failed", "broken": "failed", "unusable": "failed", "usage": "failed"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("offset_bytes", 0, "where the tensor begins in the data section"),
     ):
         what = f"{text} (default: {_DEFAULTS[name]})"
-        parser.add_argument(_flag(name), type=_Whole(least), default=_DEFAULTS[name], metavar="N", help=what)
+        parser.add_argument(_flag(name), type=whole(least), default=_DEFAULTS[name], metavar="N", help=what)
     parser.add_argument(
-        "--header-bytes", type=_Whole(1), metavar="N", help="length of the file's header, a multiple of 8 (default: 160, or what it needs)"
+        "--header-bytes",
+        type=whole(8, multiple=8),
+        metavar="N",
+        help="length of the file's header, a multiple of 8 (default: 160, or what it needs)",
     )
-    parser.add_argument("--tensors", type=_Whole(1), metavar="N", help="tensors in the file of mode reopen (default: 64)")
-    parser.add_argument("--call", metavar="FILE.py:FUNCTION", help="what mode call calls, without arguments; MODULE:FUNCTION too")
+    parser.add_argument("--tensors", type=whole(1), metavar="N", help="tensors in the file of mode reopen (default: 64)")
+    parser.add_argument(
+        "--call", metavar="FILE.py:FUNCTION", help="what mode call calls, without arguments; MODULE:FUNCTION on PYTHONPATH too"
+    )
     add_process_arguments(parser)
     parser.add_argument(
         "--timeout", type=seconds, default=_DEFAULTS["timeout_seconds"], metavar="S", help="seconds for each process (default: 120)"
@@ -67,20 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attribute", action="store_true", help="record with memray where what stays was allocated; slower, memory differs"
     )
-    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="keep the run object and the repository's state there")
+    parser.add_argument("-o", "--output", metavar="DIR", type=path, help="keep the run object and the repository's state there")
     parser.add_argument("--json", action="store_true", help="print one JSON object: the run, its control and its analysis")
-    parser.add_argument("--run-dir", metavar="DIR", help="directory of journals (default: HWR_RUN_DIR, or the node's own)")
+    parser.add_argument("--run-dir", type=word, metavar="DIR", help="directory of journals (default: HWR_RUN_DIR, or the node's own)")
     parser.set_defaults(command=run)
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what decides the process that measures."""
     parser.add_argument(
-        "--python", metavar="PATH", help="interpreter of another environment with torch and safetensors (default: this one)"
+        "--python", type=word, metavar="PATH", help="interpreter of another environment with torch and safetensors (default: this one)"
     )
-    parser.add_argument("--cpu", metavar="LIST", help="processors that it may run on, such as 0,2-3 (default: as here)")
+    parser.add_argument("--cpu", type=word, metavar="LIST", help="processors that it may run on, such as 0,2-3 (default: as here)")
     parser.add_argument(
-        "--like", metavar="PID", type=_Whole(1), help="take interpreter, processors and allocator environment from a live worker"
+        "--like", metavar="PID", type=whole(1), help="take interpreter, processors and allocator environment from a live worker"
     )
 
 
@@ -94,7 +95,7 @@ def process_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
     cpu = None if arguments.cpu is None else cpus_of(arguments.cpu)
     if arguments.like is None:
-        return {"python": runnable(arguments.python or sys.executable), "cpu": cpu}
+        return {"python": runnable(sys.executable if arguments.python is None else arguments.python), "cpu": cpu}
     from diag.probes.likeness import like
 
     worker = like(arguments.like, python=None if arguments.python is None else runnable(arguments.python))
@@ -108,19 +109,9 @@ def process_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def seconds(text: str) -> float:
-    """Return a time of more than nothing; for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and return the exit status."""
+    from diag.cli.retention_measuring import measured
     from diag.probes.child import stoppable
     from diag.probes.retention import exit_code_of
     from diag.report.document import print_document, write_document
@@ -177,97 +168,10 @@ def request_of(arguments: argparse.Namespace) -> Request:
     return Request(**chosen, timeout_seconds=arguments.timeout, **process_of(arguments))
 
 
-def measured(
-    request: Request, samples: Path, progress: Progress, stop: Stop, *, control: bool = True, against: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Measure a case, judge it, and tell of it in the journal; return the run object.
-
-    It is judged against its control: with `control` one that is measured now, else `against`, a run object that is there already.
-    """
-    from diag.analysis.retention import judge
-    from diag.probes.retention import Status, measure
-    from hwr import telemetry
-    from hwr.outcomes import Outcome, RetentionVerdict
-    from hwr.telemetry.events.diagnosis import RetentionRunBegun, RetentionRunProgress
-
-    begun = RetentionRunBegun(
-        mode=request.mode,
-        elements=request.tensor_elements,
-        offset_bytes=request.offset_bytes,
-        iterations=request.iterations,
-        deadline_seconds=request.timeout_seconds,
-    )
-    with telemetry.span(begun) as span:
-
-        def sampled(sample: Mapping[str, Any]) -> None:
-            done = int(sample.get("iterations") or 0)
-            span.progress(RetentionRunProgress(done_iterations=done, planned_iterations=request.iterations))
-            if sample.get("phase") == "loop":
-                progress.tell(f"{request.mode}: {done:,} of {request.iterations:,} calls")
-
-        progress.tell(f"{request.mode}: preparing")
-        told = measure(request, samples, sampled, stop=stop)
-        status = told["ending"]["status"]
-        span.add(seconds=told["run"]["seconds"])
-        if status != Status.ENDED:
-            span.add(outcome=Outcome.CANCELLED if stop.signal else Outcome(_OUTCOMES[status]), error_reason=status)
-            if any(sample.get("phase") == "loop" for sample in told["samples"]):
-                told["analysis"] = judge(told).to_json()
-            return told
-        if control and request.mode != CONTROL and not stop.signal:
-            told["control"] = _control(request, samples, progress, stop, told["warnings"])
-        beside = told["control"] or against
-        usable = beside if beside and beside["complete"] else None
-        analysis = told["analysis"] = judge(told, usable).to_json()
-        blocks, size = analysis.get("blocks_per_call") or {}, analysis.get("bytes_per_call") or {}
-        span.add(
-            verdict=RetentionVerdict(analysis["verdict"]),
-            blocks_per_call=blocks.get("estimate"),
-            bytes_per_call=size.get("estimate"),
-            calls=analysis.get("calls"),
-        )
-        _report(told)
-    return told
-
-
-def _control(request: Request, samples: Path, progress: Progress, stop: Stop, warnings: list[str]) -> dict[str, Any]:
-    aside = samples.with_name(f".{samples.name}.control")
-    plain = dataclasses.replace(request, mode=CONTROL, call=None, attribute=False)
-    try:
-        told = measured(plain, aside, progress, stop, control=False)
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-    if not told["complete"]:
-        said = (told["ending"]["message"] or told["ending"]["status"]).partition("\n")[0]
-        warnings.append(f"the control was not measured: {said}")
-    return {name: value for name, value in told.items() if name not in ("control", "analysis")}
-
-
-def _report(told: Mapping[str, Any]) -> None:
-    from hwr import telemetry
-    from hwr.telemetry.events.diagnosis import RetentionReported
-
-    resident = {sample["phase"]: sample["rss_bytes"] for sample in told["samples"]}
-    classes = told["analysis"].get("classes") or {}
-    telemetry.emit(
-        RetentionReported(
-            mode=told["arguments"]["mode"],
-            before_bytes=resident.get("baseline"),
-            after_gc_bytes=resident.get("loop"),
-            interpreter_bytes=classes.get("interpreter"),
-            malloc_in_use_bytes=classes.get("malloc_in_use"),
-            allocator_free_bytes=classes.get("allocator_free"),
-            other_anonymous_bytes=classes.get("other_anonymous"),
-            file_backed_bytes=classes.get("file"),
-            locked_bytes=classes.get("locked"),
-        )
-    )
-
-
 @contextlib.contextmanager
 def _samples(directory: Path | None, request: Request) -> Iterator[Path]:
     """Give the path of the samples file: in `directory` under the next free repetition, which is taken by it, or aside."""
+    from diag.cli.retention_directory import made, refused
     from diag.probes.matrix import stem
     from diag.probes.retention_files import SAMPLES_SUFFIX
     from hwr.errors import OptionError, errno_text
@@ -276,24 +180,22 @@ def _samples(directory: Path | None, request: Request) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="hwr-diag-", ignore_cleanup_errors=True) as aside:
             yield Path(aside) / f"run{SAMPLES_SUFFIX}"
         return
+    made(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         for repetition in itertools.count(1):
             name = stem(request.mode, request.tensor_elements, request.offset_bytes, repetition)
-            path = directory / f"{name}{SAMPLES_SUFFIX}"
+            samples = directory / f"{name}{SAMPLES_SUFFIX}"
             if (directory / f"{name}.json").exists():
                 continue
             with contextlib.suppress(FileExistsError):  # another run's, in progress or killed
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                os.close(os.open(samples, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
                 break
     except OSError as error:
-        raise OptionError(
-            option=f"-o {directory}", problem=errno_text(error), remedy="Say a directory that can be written: -o DIR."
-        ) from error
+        raise refused(directory, errno_text(error)) from error
     try:
-        yield path
+        yield samples
     except OptionError:
-        path.unlink(missing_ok=True)  # nothing was measured
+        samples.unlink(missing_ok=True)  # nothing was measured
         raise
 
 
@@ -304,22 +206,6 @@ def _refuse(told: Mapping[str, Any]) -> NoReturn:
     found = _REFUSED.search(message)
     option, problem = (found[1], found[2]) if found else (None, message.rpartition("\n")[2])
     raise OptionError(option=option or "arguments", problem=problem, remedy="Try: hwr-diag retention run --help")
-
-
-class _Whole:
-    """A whole number of at least `least`; for argparse."""
-
-    def __init__(self, least: int) -> None:
-        self.least = least
-
-    def __call__(self, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = self.least - 1
-        if not self.least <= value < 1 << 62:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {self.least}")
-        return value
 
 
 def _flag(name: str) -> str:

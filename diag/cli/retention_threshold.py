@@ -1,7 +1,7 @@
 """Find where blocks per call change along one axis: `hwr-diag retention matrix --find-threshold`.
 
 Owns the range, the short runs and the report of the steps. Promises both sides of each step with the absolute place of the tensor in the
-file, each measured twice. Refuses an answer where the interpreter does not count blocks.
+file, each measured twice, and a span of the journal for each run. Refuses an answer where the interpreter does not count blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 from diag.cli.retention_matrix import request_of
 from diag.cli.retention_process import likeness_of, process_of
 from diag.probes.child import Stop, stoppable
-from diag.probes.matrix import CALL, Case, Plan, Step
+from diag.probes.matrix import Case, Plan, Step
 from diag.probes.threshold import MAX_POINTS, Axis, Found, Point, find
 from diag.probes.threshold import Step as Threshold
+from diag.report.streams import Progress
 from hwr.errors import Unavailable
 from hwr.units import one_line
 
@@ -29,14 +30,14 @@ _LEAST_ITERATIONS = 3_000  # 256 blocks, which two readings cannot tell apart (d
 def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     """Search, report, and return the exit status."""
     from diag.report.document import document, print_document
-    from diag.report.streams import Progress, out
+    from diag.report.streams import out
 
     axis = Axis(arguments.find_threshold)
     low, high, other = _range(parser, arguments, axis)
     with stoppable() as stop, tempfile.TemporaryDirectory(prefix="hwr-diag-") as scratch:
         plan = _plan(parser, arguments, axis, other)
         with Progress(quiet=arguments.quiet) as progress:
-            search = _Search(plan, axis, Path(scratch), stop, progress.tell)
+            search = _Search(plan, axis, Path(scratch), stop, progress)
             found = find(axis, low, high, search.measure)
         told = document("retention threshold", _findings(found, plan), **_facts(found, plan, search))
         if arguments.output is not None:
@@ -51,16 +52,16 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 class _Search:
     """Measures values of the axis; keeps what every run tells alike."""
 
-    def __init__(self, plan: Plan, axis: Axis, scratch: Path, stop: Stop, tell: Any) -> None:
-        self.plan, self.axis, self.scratch, self.stop, self.tell = plan, axis, scratch, stop, tell
+    def __init__(self, plan: Plan, axis: Axis, scratch: Path, stop: Stop, progress: Progress) -> None:
+        self.plan, self.axis, self.scratch, self.stop, self.progress = plan, axis, scratch, stop, progress
         self.runs = 0
         self.facts: Mapping[str, Any] = {}
         self.exit_code: int | None = None
 
     def measure(self, value: int) -> Point | Unavailable:
         """Measure one value in a fresh process."""
-        from diag.analysis.retention import judge
-        from diag.probes.retention import Status, exit_code_of, measure
+        from diag.cli.retention_measuring import measured
+        from diag.probes.retention import Status, exit_code_of
         from diag.report.streams import PROGRAM
 
         if self.stop.signal:
@@ -68,16 +69,17 @@ class _Search:
         elements, offset = self.plan.tensor_elements[0], self.plan.offset_bytes[0]
         case = Case(self.plan.modes[0], value, offset) if self.axis is Axis.ELEMENTS else Case(self.plan.modes[0], elements, value)
         self.runs += 1
-        run = measure(request_of(self.plan, Step(case, self.runs)), self.scratch / f"{self.runs}.samples.jsonl", stop=self.stop)
+        samples = self.scratch / f"{self.runs}.samples.jsonl"
+        run = measured(request_of(self.plan, Step(case, self.runs)), samples, self.progress, self.stop, control=False)
         self.facts = run
         if run["ending"]["status"] != Status.ENDED:
             self.exit_code = exit_code_of(run)
             return Unavailable(one_line(f"{run['ending']['status']}: {run['ending']['message'] or 'no message'}"))
-        blocks = judge(run, None).to_json()["blocks_per_call"]
+        blocks = run["analysis"]["blocks_per_call"]
         if blocks is None:
             return Unavailable("this interpreter counts no blocks (PYTHONMALLOC=malloc, or not CPython); they are what is bisected")
         place = run.get("file") or {}
-        self.tell(f"{PROGRAM}: {self.axis} {value}: {blocks['estimate']:.3f} blocks a call ({self.runs} runs)", lasting=True)
+        self.progress.tell(f"{PROGRAM}: {self.axis} {value}: {blocks['estimate']:.3f} blocks a call ({self.runs} runs)", lasting=True)
         return Point(value, float(blocks["estimate"]), place.get("begin"), place.get("end"))
 
 
@@ -96,8 +98,8 @@ def _range(parser: argparse.ArgumentParser, arguments: argparse.Namespace, axis:
 
 
 def _plan(parser: argparse.ArgumentParser, arguments: argparse.Namespace, axis: Axis, other: int) -> Plan:
-    if (arguments.mode == CALL) != (arguments.call is not None):
-        parser.error("mode call and --call FILE.py:FUNCTION go together")
+    if arguments.call is not None:
+        parser.error("--call belongs to a matrix; a function of yours has no size and no offset to search along")
     if arguments.attribute:
         parser.error("--attribute belongs to a matrix; a search counts blocks only")
     process = process_of(arguments)
@@ -114,7 +116,6 @@ def _plan(parser: argparse.ArgumentParser, arguments: argparse.Namespace, axis: 
         warmup=arguments.warmup,
         header_bytes=arguments.header_bytes,
         tensors=arguments.tensors,
-        call=arguments.call,
         python=process["python"],
         cpu=process["cpu"],
         like=arguments.like,
@@ -187,11 +188,8 @@ def _exit(found: Found, search: _Search) -> int:
 
 def _write(directory: Path, told: Mapping[str, Any]) -> None:
     """Write the object into the directory; a search is not resumed, so the file is replaced."""
+    from diag.cli.retention_directory import made
     from diag.report.document import write_document
-    from hwr.errors import OptionError, errno_text
 
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(option=f"-o {directory}", problem=errno_text(error), remedy="Say another directory.") from None
+    made(directory)
     write_document(directory / f"threshold-{told['arguments']['mode']}-{told['axis']}.json", told)

@@ -1,8 +1,8 @@
 """A child process that is measured: started, waited for, ended.
 
 Owns its process group, its two output streams and the signals that ask hwr-diag itself to end. Promises that whatever is written is
-kept without a pipe that could fill, that a deadline and a signal end the whole group, and that nobody waits for ever for a process that
-the kernel does not let go. Refuses to interpret what it says.
+kept without a pipe that could fill, that nothing of its group outlives it, whether a deadline, a signal or itself ended it, and that
+nobody waits for ever for a process that the kernel does not let go. Refuses to interpret what it says.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from diag.probes.interpreter import bound
 GRACE_S: Final = 3.0
 # A process in an uninterruptible sleep survives SIGKILL until its system call returns.
 _UNKILLABLE_S: Final = 10.0
+# What an end goes unnoticed at most; as often as subprocess looks.
+_LOOK_S: Final = 0.05
 _ASKING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -112,16 +114,22 @@ class Child:
         return self._process.returncode
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long; say whether it has ended."""
-        try:
-            self._process.wait(max(0.0, seconds))
-        except subprocess.TimeoutExpired:
-            return False
+        """Wait at most so long; say whether it has ended, and with it whatever was left of its group."""
+        deadline, pause = time.monotonic() + seconds, 0.0005
+        while not self._reaped():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            pause = min(2 * pause, left, _LOOK_S)
+            time.sleep(pause)
         return True
 
     def end(self, stop: Stop, *, grace_s: float = GRACE_S) -> None:
-        """End the group: SIGTERM, and SIGKILL to what is left after a while, or at once when a second signal asks for it."""
-        if self._process.poll() is not None:
+        """End the group: SIGTERM, and SIGKILL to what is left after a while, or at once when a second signal asks for it.
+
+        What its leader leaves behind is killed as the leader ends.
+        """
+        if self._reaped():
             return
         if stop.count < 2:
             self._signal(signal.SIGTERM)
@@ -140,6 +148,16 @@ class Child:
         """Return the last bytes that it wrote to stderr."""
         size = os.fstat(self._stderr).st_size
         return os.pread(self._stderr, most, max(0, size - most))
+
+    def _reaped(self) -> bool:
+        """Reap it if it has ended, after the rest of its group: while it is a zombie, nobody else can have the group's number."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored: the kernel reaped it, and the number may be anybody's
+                if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+                    return False
+                self._signal(signal.SIGKILL)
+            self._process.wait()
+        return True
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # not reaped yet, so the number is still its own

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from hwr.errors import Unavailable, errno_text
+from hwr.errors import OptionError, Unavailable, errno_text
 from hwr.procfs.reading import PROC_ROOT
 from hwr.units import one_line
 
@@ -127,6 +127,25 @@ def probe_digests() -> dict[str, str]:
     """Return the digest of each probe file: another probe measures another thing."""
     here = Path(__file__).parent
     return {name: hashlib.sha256((here / name).read_bytes()).hexdigest() for name in PROBES if (here / name).is_file()}
+
+
+def call_digest(call: str | None) -> str | None:
+    """Return the digest of the file of FILE.py:FUNCTION: another file measures another thing.
+
+    None without one, and for a module: where that lies, only the interpreter that measures could tell.
+
+    Raises:
+        OptionError: the file cannot be read.
+    """
+    place = (call or "").rpartition(":")[0]
+    if not place.endswith(".py"):
+        return None
+    try:
+        return hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    except OSError as error:
+        raise OptionError(
+            option=f"--call {call}", problem=errno_text(error), remedy="Give a file that can be read: FILE.py:FUNCTION."
+        ) from None
 
 
 def _cpu_model(proc_root: Path) -> str | None:

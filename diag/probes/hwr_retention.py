@@ -1,13 +1,15 @@
 """The retention probe's cases beyond safetensors: our own lease, and a function of the user's.
 
-Owns the cases `hwr_lease` and `call`; everything else is the probe's, which is loaded from beside this file. Promises that our runtime
-is imported by `hwr_lease` alone, in the process that measures; `--mode call --call FILE.py:FUNCTION` needs what the probe needs.
+Owns the cases `hwr_lease` and `call`, and what `--call` names; everything else is the probe's, which is loaded from beside this file.
+Promises that our runtime is imported by `hwr_lease` alone, in the process that measures; that `--mode call --call FILE.py:FUNCTION` needs
+what the probe needs; and that what a function of the user's raises is told as its own.
 Refuses to measure a lease without telemetry: a server writes its journal too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import runpy
@@ -43,6 +45,7 @@ class HwrLease(probe.Case):
             from hwr.store.publish import publish
         except ImportError as error:
             raise probe.Unusable(f"mode hwr_lease needs hwr-suite in {sys.executable}: {error}") from error
+        probe.insist_on_room(self.arguments, directory, self.tensors)
         telemetry.configure(run_dir=os.path.join(directory, "run"))
         identity = ArtifactIdentity(
             source=Source("model", "retention"),
@@ -125,44 +128,74 @@ class Given:
 class Call(probe.Case):
     """A function without arguments; its attribute `close`, if it has one, is called at the end."""
 
+    noun = "result"
+
     def prepare(self, directory: str) -> None:
         """Find it."""
         self.function = function_of(self.arguments.call)
 
     def loop(self, count: int) -> probe.Weak:
         function = self.function
-        for _ in range(count):
-            result = function()
+        with _told_as_the_functions("the function"):
+            for _ in range(count):
+                result = function()
         try:
             return weakref.ref(result)
         except TypeError:  # None, a number, bytes: nothing that a weak reference could watch
             return lambda: None
 
     def close(self) -> None:
-        getattr(self.function, "close", lambda: None)()
+        with _told_as_the_functions("its close"):
+            getattr(self.function, "close", lambda: None)()
 
 
 CASES: Mapping[str, Callable[[argparse.Namespace], probe.Case]] = {"hwr_lease": HwrLease, "call": Call}
 
 
-def function_of(target: str) -> Callable[[], Any]:
-    """Return the function that FILE.py:FUNCTION or MODULE:FUNCTION names."""
-    place, _, name = target.rpartition(":")
+def target(text: str) -> str:
+    """Return what `--call` names, if it has the form of one of the two and its file is there; for argparse."""
+    place, _, name = text.rpartition(":")
+    if not name.isidentifier() or not (place.endswith(".py") or all(part.isidentifier() for part in place.split("."))):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FILE.py:FUNCTION, nor MODULE:FUNCTION")
+    if place.endswith(".py") and not os.path.isfile(place):
+        raise argparse.ArgumentTypeError(f"there is no file {place}")
+    return text
+
+
+def function_of(text: str) -> Callable[[], Any]:
+    """Return the function that FILE.py:FUNCTION or MODULE:FUNCTION names.
+
+    A file finds the modules beside it, as a script does; a module is looked for on PYTHONPATH, and not in the current directory.
+    """
+    place, _, name = text.rpartition(":")
     try:
         if place.endswith(".py"):
-            function = runpy.run_path(place, run_name="retention_call")[name]
+            sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
+            found = runpy.run_path(place, run_name="retention_call")
         else:
-            function = getattr(importlib.import_module(place), name)
-    except (ImportError, OSError, SyntaxError, AttributeError, KeyError) as error:
-        raise probe.Unusable(f"--call {target}: {type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise probe.Unusable(f"--call {target}: it cannot be called")
-    return function  # type: ignore[no-any-return]
+            module = importlib.import_module(place)
+            found = {name: getattr(module, name)} if hasattr(module, name) else {}
+    except (Exception, SystemExit) as error:  # the user's own code runs here: whatever it raises, there is nothing to measure
+        raise probe.Unusable(f"--call {text}: {place} cannot be run: {type(error).__name__}: {error}") from error
+    if name not in found:
+        raise probe.Unusable(f"--call {text}: {place} has no function {name}")
+    if not callable(found[name]):
+        raise probe.Unusable(f"--call {text}: {name} of {place} cannot be called")
+    return found[name]  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _told_as_the_functions(what: str) -> Iterator[None]:
+    """Tell an exception as the one of the user's function that it is."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise probe.Broken(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure one case and print its JSON."""
-    return probe.main(argv, CASES)
+    return probe.main(argv, CASES, target)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Which retention runs a matrix has, in which order, and under which names.
 
-Owns the plan: cases x element counts x offsets x repetitions, and what makes two plans the same. Promises that the control of a group is
-measured first in it, that repetitions of a case lie apart in time (repetition is the outermost loop, the mode the innermost), and that a
-plan read back is the plan that was written. Refuses I/O.
+Owns the plan: cases x element counts x offsets x repetitions, and what makes two plans the same. A function of the user's is one case, not
+one for each size and offset. Promises that the control of a group is measured first in it, that repetitions of a case lie apart in time
+(repetition is the outermost loop, the mode the innermost), and that a plan read back is the plan that was written. Refuses I/O.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import product
 from typing import Any, Final
 
 from hwr.units import short_key
@@ -37,7 +38,17 @@ class Case:
             raise ValueError(f"no such tensor: {self}")
 
     def __str__(self) -> str:
-        return f"{self.mode}, {self.tensor_elements} elements, offset {self.offset_bytes}"
+        return f"{self.mode}, {self.tensor_elements} elements, offset {self.offset_bytes}" if self.has_tensor else self.mode
+
+    @property
+    def has_tensor(self) -> bool:
+        """Whether the size and the place of a tensor are part of the case; a function of the user's knows neither."""
+        return self.mode != CALL
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; null for what it does not have."""
+        elements, offset = (self.tensor_elements, self.offset_bytes) if self.has_tensor else (None, None)
+        return {"mode": self.mode, "tensor_elements": elements, "offset_bytes": offset}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,7 @@ class Plan:
     header_bytes: int | None = None
     tensors: int | None = None
     call: str | None = None
+    call_sha256: str | None = None
     python: str = ""
     cpu: tuple[int, ...] | None = None
     like: int | None = None
@@ -111,17 +123,25 @@ class Plan:
     def _steps(self) -> Iterator[Step]:
         others = [mode for mode in self.modes if mode != CONTROL]
         asked = CONTROL in self.modes
+        groups = list(product(self.tensor_elements, self.offset_bytes))
         for repetition in range(1, self.repetitions + 1):
-            for elements in self.tensor_elements:
-                for offset in self.offset_bytes:
-                    yield Step(Case(CONTROL, elements, offset), repetition, asked)
-                    for mode in others:
+            for elements, offset in groups:
+                yield Step(Case(CONTROL, elements, offset), repetition, asked)
+                for mode in others:
+                    if mode != CALL or (elements, offset) == groups[0]:  # once, beside the first control
                         yield Step(Case(mode, elements, offset), repetition)
 
 
 _TUPLES: Final = ("modes", "tensor_elements", "offset_bytes", "cpu")
 # Told in a plan, and no reason to refuse it: what was copied from `like` shows in python, cpu and the environment.
 _NOT_COMPARED: Final = frozenset({"likeness", "timeout_seconds"})
+_SPELT: Final = {"call_sha256": "the file of --call"}
+
+
+def runs_of(modes: Collection[str], groups: int, repetitions: int) -> int:
+    """Return how many runs a plan of so many sizes and offsets has, before it is made."""
+    tensors = {*modes, CONTROL} - {CALL}
+    return (len(tensors) * groups + (CALL in modes)) * repetitions
 
 
 def stem(mode: str, tensor_elements: int, offset_bytes: int, repetition: int) -> str:
@@ -142,7 +162,7 @@ def differences(before: Mapping[str, Any], after: Plan) -> list[str]:
         if name == "environment":
             said += _environment_differences(then if isinstance(then, dict) else {}, value)
         elif then != value:
-            said.append(f"{option(name)}: {_shown(then)} there, {_shown(value)} now")
+            said.append(f"{_SPELT.get(name) or option(name)}: {_shown(then)} there, {_shown(value)} now")
     return said
 
 

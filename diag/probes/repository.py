@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from diag.probes.files import replacing
 from hwr.errors import errno_text
 from hwr.units import one_line
 
@@ -77,13 +78,8 @@ def _optional(git: _Git, *arguments: str) -> bytes:
 
 
 def _write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            fill(file)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with replacing(path) as file:
+        fill(file)
 
 
 class _Git:

@@ -48,7 +48,9 @@ _SCHEMA_KEYS: Final = (
     "schema_version", "arguments", "python", "torch", "safetensors", "kernel", "hostname", "pid", "cpu_affinity", "torch_threads",
     "pythonmalloc", "preparation_seconds", "samples",
 )  # fmt: skip
-_ADDED_KEYS: Final = ("executable", "implementation", "file", "allocator", "size_classes", "cached_integer_references", "attribution")
+_ADDED_KEYS: Final = (
+    "executable", "implementation", "page_bytes", "file", "allocator", "size_classes", "cached_integer_references", "attribution",
+)  # fmt: skip
 
 
 class Status(StrEnum):
@@ -231,7 +233,8 @@ class _Run:
             self.ending(Status.SIGNAL, [f"hwr-diag was asked to end by {stop.name}, and ended the probe", *tail], code)
         elif self._timed_out and code != 0:
             told = f"no result within {self.request.timeout_seconds:g} s ({self._reached()}): the probe was ended"
-            self.ending(Status.TIMEOUT, [told, *tail], code)
+            way_out = "raise --timeout, or lower --iterations or --sample-every"
+            self.ending(Status.TIMEOUT, [told, way_out, *tail], code)
         elif code is None or code < 0:
             self.ending(Status.SIGNAL, [_killed(code, self._reached()), *tail], code)
         elif code == 0:

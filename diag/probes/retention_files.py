@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
+from diag.probes.matrix import CALL, Case
 from hwr.errors import OptionError, errno_text
 from hwr.units import MIB, one_line
 
@@ -60,9 +61,9 @@ class Run:
         return int(self.data["arguments"].get("offset_bytes") or 0)
 
     @property
-    def case(self) -> tuple[str, int, int]:
-        """What was measured: mode, elements, offset."""
-        return self.mode, self.tensor_elements, self.offset_bytes
+    def case(self) -> Case:
+        """What was measured; a function of the user's has no tensor, whatever stands in the arguments."""
+        return Case(self.mode, self.tensor_elements, self.offset_bytes) if self.mode != CALL else Case(self.mode, 1, 0)
 
     @property
     def complete(self) -> bool:
@@ -102,8 +103,8 @@ class Collected:
     unread: tuple[str, ...] = ()
 
 
-def collect(path: Path, *, argument: str = "PATH") -> Collected:
-    """Read a run, the samples of a killed one, or a directory of runs.
+def collect(path: Path, *, argument: str = "PATH", samples: bool = False) -> Collected:
+    """Read a run, the samples of a killed one, or a directory of runs; with `samples` one that holds killed runs only, too.
 
     Raises:
         OptionError: there is nothing to read, or what is there is not such a file.
@@ -113,7 +114,7 @@ def collect(path: Path, *, argument: str = "PATH") -> Collected:
     except OSError as error:
         raise _refused(argument, path, errno_text(error)) from None
     if stat.S_ISDIR(found.st_mode):
-        return _directory(path, argument)
+        return _directory(path, argument, samples=samples)
     try:
         run = samples_run(path) if path.name.endswith(SAMPLES_SUFFIX) or path.suffix == ".jsonl" else read_run(path)
     except NotOfThisKind as error:
@@ -184,6 +185,8 @@ def checked_run(run: dict[str, Any]) -> dict[str, Any]:
     for name, required in (("tensor_elements", True), ("iterations", True), ("offset_bytes", False)):
         if required or arguments.get(name) is not None:
             _counted(arguments, name)
+    if arguments["tensor_elements"] < 1:
+        raise NotOfThisKind(f"arguments.tensor_elements is {arguments['tensor_elements']}")
     samples = _member(run, "samples", list)
     if len(samples) > MAX_SAMPLES:
         raise NotOfThisKind(f"it has {len(samples)} samples")
@@ -201,7 +204,7 @@ def checked_run(run: dict[str, Any]) -> dict[str, Any]:
     return run
 
 
-def _directory(path: Path, argument: str) -> Collected:
+def _directory(path: Path, argument: str, *, samples: bool) -> Collected:
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
@@ -209,15 +212,14 @@ def _directory(path: Path, argument: str) -> Collected:
     wanted = [name for name in names if RUN_NAME.match(name)]
     if len(wanted) > MAX_FILES:
         raise _refused(argument, path, f"it holds {len(wanted)} runs; at most {MAX_FILES} are read")
-    runs, unread = [], []
+    runs, unread = _read_all(path, wanted, read_run)
     finished = {name.removesuffix(".json") for name in wanted}
-    for name in wanted:
-        try:
-            runs.append(read_run(path / name))
-        except NotOfThisKind as error:
-            unread.append(one_line(f"{name}: {error}"))
     killed = [name for name in names if name.endswith(SAMPLES_SUFFIX) and name.removesuffix(SAMPLES_SUFFIX) not in finished]
-    unread += [one_line(f"{name}: in progress or killed; `hwr-diag retention plot` shows how far it came") for name in killed]
+    if samples and not runs:
+        runs, unreadable = _read_all(path, killed, samples_run)
+        unread += unreadable
+    else:
+        unread += [one_line(f"{name}: in progress or killed; see `hwr-diag retention plot {path / name}`", 1000) for name in killed]
     if not runs:
         raise _refused(argument, path, f"no run can be read in it ({unread[0]})" if unread else "it holds no runs")
     environment: dict[str, Any] = {}
@@ -227,6 +229,17 @@ def _directory(path: Path, argument: str) -> Collected:
         except NotOfThisKind as error:
             unread.append(one_line(f"environment.json: {error}"))
     return Collected(path, tuple(runs), environment, tuple(unread))
+
+
+def _read_all(path: Path, names: list[str], read: Callable[[Path], Run]) -> tuple[list[Run], list[str]]:
+    """Return the runs of these files, and a sentence for each that is none."""
+    runs, unread = [], []
+    for name in names:
+        try:
+            runs.append(read(path / name))
+        except NotOfThisKind as error:
+            unread.append(one_line(f"{name}: {error}"))
+    return runs, unread
 
 
 def _checked_sample(sample: Any, where: str) -> None:
@@ -242,7 +255,7 @@ def _checked_sample(sample: Any, where: str) -> None:
 def _checked_analysis(analysis: dict[str, Any]) -> None:
     if analysis.get("verdict") not in VERDICTS:
         raise NotOfThisKind(f"analysis.verdict is {_shown(analysis.get('verdict'))}")
-    for name in ("blocks_per_call", "bytes_per_call"):
+    for name in ("blocks_per_call", "malloc_bytes_per_call", "bytes_per_call"):
         estimate = analysis.get(name)
         if estimate is None:
             continue

@@ -13,6 +13,7 @@ import argparse
 import array
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import os
@@ -30,13 +31,14 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-ROLLUP = "/proc/self/smaps_rollup"
+ROLLUP, MEMINFO = "/proc/self/smaps_rollup", "/proc/meminfo"
 TENSOR, FILLER = "tensor", "filler"
 FLOAT32_BYTES = 4
 # Enough for the entries of both axes' usual values, so that neither axis moves the header; small enough that a small tensor at
 # offset 0 ends within the first 256 bytes, where CPython keeps one object for each integer.
 HEADER_BYTES = 160
 MOST_SAMPLES = 100_000
+PATTERN, BLOCK_BYTES = 8191, 1 << 20
 # What decides which allocator serves, and how; recorded, never changed.
 ALLOCATOR_VARIABLES = re.compile(
     r"PYTHONMALLOC(STATS)?|LD_PRELOAD|GLIBC_TUNABLES|MALLOC_\w+|\w*MALLOC_CONF|MIMALLOC_\w+|TCMALLOC_\w+", re.ASCII
@@ -58,6 +60,7 @@ class Case:
 
     transient = True
     tensors = 1
+    noun = "tensor"
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -66,6 +69,7 @@ class Case:
 
     def prepare(self, directory: str) -> None:
         """Write what is read, open it, and check it against its source."""
+        insist_on_room(self.arguments, directory, self.tensors)
         payload = payload_of(self.arguments)
         self.path = os.path.join(directory, "probe.safetensors")
         self.file = write_file(self.path, payload, self.arguments.offset_bytes, self.arguments.header_bytes, self.tensors)
@@ -188,25 +192,42 @@ class LoadFile(Case):
         return weakref.ref(tensors[TENSOR])
 
 
-CASES: Mapping[str, Callable[[argparse.Namespace], Case]] = {
-    "get_tensor": GetTensor,
-    "get_slice": GetSlice,
-    "reopen": Reopen,
-    "load_file": LoadFile,
-    "reuse": Reuse,
-}
+Make = Callable[[argparse.Namespace], Case]
+CASES: Mapping[str, Make] = {
+    "get_tensor": GetTensor, "get_slice": GetSlice, "reopen": Reopen, "load_file": LoadFile, "reuse": Reuse,
+}  # fmt: skip
 
 
 def payload_of(arguments: argparse.Namespace) -> array.array[float]:
-    """Return the elements of the tensor."""
-    return array.array("f", (number % 8191 for number in range(arguments.tensor_elements)))
+    """Return the elements of the tensor: a pattern that repeats."""
+    pattern: array.array[float] = array.array("f", range(PATTERN))
+    payload: array.array[float] = pattern * (arguments.tensor_elements // PATTERN)
+    payload.extend(pattern[: arguments.tensor_elements % PATTERN])
+    return payload
+
+
+def insist_on_room(arguments: argparse.Namespace, directory: str, tensors: int) -> None:
+    """Raise Unusable unless disk and memory have room for the file, and memory for what is written, what is read, what is compared.
+
+    A filler is read by some cases, and lies in memory where the directory is a tmpfs. An entry is some 100 bytes of header.
+    """
+    payload, disk = arguments.tensor_elements * FLOAT32_BYTES, os.statvfs(directory)
+    rest = arguments.offset_bytes + (arguments.header_bytes or HEADER_BYTES)
+    room = {f"space in {directory}": (payload + rest + tensors * 128, disk.f_bavail * disk.f_frsize)}
+    with contextlib.suppress(OSError, StopIteration), open(MEMINFO, "rb") as file:  # a /proc that does not say limits nothing
+        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"MemAvailable:"))
+        room["memory"] = (3 * payload + 2 * rest + tensors * 1024, free)
+    for what, (needed, free) in room.items():
+        if needed > free:
+            needs = f"the file of this tensor needs some {needed:,} bytes of {what}, and {free:,} are free"
+            raise Unusable(f"{needs}: give a smaller tensor, offset or header")
 
 
 def check(tensor: Any, payload: array.array[float]) -> None:
     """Raise Broken unless a tensor has exactly these elements."""
     import torch
 
-    if not torch.equal(tensor, torch.frombuffer(bytearray(payload.tobytes()), dtype=torch.float32)):
+    if not torch.equal(tensor, torch.frombuffer(payload, dtype=torch.float32)):
         raise Broken(f"the payload that was read ({tensor.dtype}, {tuple(tensor.shape)}) is not the one that was written")
 
 
@@ -232,8 +253,9 @@ def write_file(path: str, payload: array.array[float], offset: int, header_bytes
         raise Unusable(f"--header-bytes {header}: the header of this file needs {least}")
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", header) + text.ljust(header))
-        file.write(bytes(offset))
-        file.write(payload.tobytes())
+        for at in range(0, offset, BLOCK_BYTES):
+            file.write(bytes(min(BLOCK_BYTES, offset - at)))
+        file.write(payload)
         file.write(bytes(end - offset - size))
     begin, end = read_back(path)
     if (begin, end) != (8 + header + offset, 8 + header + offset + size):
@@ -262,8 +284,8 @@ COLUMNS = (
 class Mallinfo(ctypes.Structure):
     """struct mallinfo2 of mallinfo(3), glibc >= 2.33."""
 
-    NAMES = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    _fields_ = [(name, ctypes.c_size_t) for name in NAMES]
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
 
 
 class Sampler:
@@ -271,11 +293,9 @@ class Sampler:
 
     def __init__(self, loops: int, stream: int | None) -> None:
         self.phases: list[str] = ["before_file", "baseline", *["loop"] * loops, "closed"]
-        self.values = array.array("q", [UNKNOWN]) * (len(COLUMNS) * len(self.phases))
-        self.taken = 0
+        self.values, self.taken = array.array("q", [UNKNOWN]) * (len(COLUMNS) * len(self.phases)), 0
         self.path: str | None = None  # the probe's file, once there is one
-        self.stream = stream
-        self.mallinfo2 = usable_mallinfo2()
+        self.stream, self.mallinfo2 = stream, usable_mallinfo2()
         self.classes = {phase: array.array("q", [0] * SIZE_CLASSES) for phase in ("baseline", "loop", "closed")}
 
     def rehearse(self) -> None:
@@ -368,8 +388,7 @@ def usable_mallinfo2() -> Callable[[], Mallinfo] | None:
     mallinfo2.restype, mallinfo2.argtypes = Mallinfo, ()
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     library.free.restype, library.free.argtypes = None, (ctypes.c_void_p,)
-    before = mallinfo2()
-    size = 1 << 16
+    size, before = 1 << 16, mallinfo2()
     block = library.malloc(size)
     after = mallinfo2()
     library.free(block)
@@ -392,7 +411,6 @@ def interpreter_blocks(classes: array.array[int] | None) -> int:
     try:
         os.dup2(file, 2)
         write_statistics()
-        os.dup2(stderr, 2)
         text = os.pread(file, os.fstat(file).st_size, 0)
     finally:
         os.dup2(stderr, 2)
@@ -409,11 +427,11 @@ def interpreter_blocks(classes: array.array[int] | None) -> int:
 def write_line(stream: int, value: object) -> None:
     """Append one JSON line, whole."""
     line = json.dumps(value, allow_nan=False).encode("ascii") + b"\n"
-    if os.write(stream, line) != len(line):
-        raise OSError("the file of --samples took a part of a line only: is the disk full?")
+    if os.write(stream, line) != len(line):  # write(2): less than was asked for, where there is no room for more
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the file of --samples")
 
 
-def measure(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], Case], stream: int | None) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, make: Make, stream: int | None) -> dict[str, Any]:
     """Run one case and return the JSON object."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
@@ -445,15 +463,12 @@ def measure(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
         case.close()
         sampler.take(arguments.iterations, loop_ns)
         if last() is not None:
-            raise Broken("the last tensor is alive though its reader and every view were let go of")
+            raise Broken(f"the last {case.noun} is alive though everything that should hold it was let go of")
         facts.update(
-            preparation_seconds=preparation,
-            samples=[sampler.told(number) for number in range(sampler.taken)],
-            file=case.file,
-            size_classes=sampler.size_classes(),
+            preparation_seconds=preparation, samples=[sampler.told(number) for number in range(sampler.taken)], file=case.file,
+            size_classes=sampler.size_classes(), attribution=recorded and recorded.stacks(arguments.iterations),
             cached_integer_references=before and after and {number: after[number] - before[number] for number in before},
-            attribution=recorded and recorded.stacks(arguments.iterations),
-        )
+        )  # fmt: skip
     if stream is not None:
         write_line(stream, {"end": facts})
     return facts
@@ -471,7 +486,7 @@ def loops(case: Case, arguments: argparse.Namespace, sampler: Sampler) -> tuple[
         gc.collect()
         alive = last() is not None
         if alive and case.transient:
-            raise Broken(f"the tensor of iteration {done} is alive after a garbage collection: something holds it, retention says nothing")
+            raise Broken(f"the {case.noun} of iteration {done} is alive after a garbage collection: that is a reference, not retention")
         sampler.take(done, spent, int(alive))
         if done == arguments.iterations:
             return spent, last
@@ -486,22 +501,13 @@ def known_facts(arguments: argparse.Namespace, torch: Any, safetensors: Any) -> 
     return {
         "schema_version": SCHEMA_VERSION,
         "arguments": {name: value for name, value in vars(arguments).items() if name not in ("samples", "attribute")},
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "safetensors": str(safetensors.__version__),
-        "kernel": platform.release(),
-        "hostname": platform.node(),
-        "pid": os.getpid(),
-        "cpu_affinity": sorted(os.sched_getaffinity(0)),
+        "python": platform.python_version(), "torch": str(torch.__version__), "safetensors": str(safetensors.__version__),
+        "kernel": platform.release(), "hostname": platform.node(), "pid": os.getpid(), "cpu_affinity": sorted(os.sched_getaffinity(0)),
         "torch_threads": {"intraop": torch.get_num_threads(), "interop": torch.get_num_interop_threads()},
-        "pythonmalloc": os.environ.get("PYTHONMALLOC"),
-        "preparation_seconds": None,
-        "samples": [],
-        "executable": sys.executable,
-        "implementation": platform.python_implementation(),
-        "page_bytes": PAGE_BYTES,
+        "pythonmalloc": os.environ.get("PYTHONMALLOC"), "preparation_seconds": None, "samples": [],
+        "executable": sys.executable, "implementation": platform.python_implementation(), "page_bytes": PAGE_BYTES,
         "allocator": {"libc": libc, "environment": environment},
-    }
+    }  # fmt: skip
 
 
 def cached_references(file: Mapping[str, int] | None) -> dict[str, int] | None:
@@ -518,10 +524,13 @@ def cached_references(file: Mapping[str, int] | None) -> dict[str, int] | None:
 
 def recording(directory: str) -> Any:
     """Return what records the loop's allocations: attribution.py beside this file."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "attribution.py")
+    if not os.path.isfile(beside):
+        raise Unusable(f"--attribute needs a file beside this one: copy diag/probes/attribution.py of hwr-suite to {beside}")
     try:
-        return runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "attribution.py"))["Recording"](directory)
-    except (ImportError, OSError) as error:
-        raise Unusable(f"--attribute needs memray in {sys.executable}: {error}") from error
+        return runpy.run_path(beside)["Recording"](directory)
+    except ImportError as error:
+        raise Unusable(f"--attribute needs memray in {sys.executable}: pip install 'hwr-suite[attribute]' ({error})") from error
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -546,15 +555,15 @@ NUMBERS = (
 )
 
 
-def parsed(modes: Sequence[str], argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse and judge the arguments; end with status 2 and a message if they are refused."""
+def parsed(modes: Sequence[str], argv: Sequence[str] | None, target: Callable[[str], str]) -> argparse.Namespace:
+    """Parse and judge the arguments, `--call` by `target`; end with status 2 and a message if they are refused."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--mode", required=True, choices=modes, help="how a tensor is come by; reuse is the control")
     for flag, least, default, text in NUMBERS:
         parser.add_argument(flag, type=whole(least), default=default, metavar="N", help=f"{text} (default: {default})")
     parser.add_argument("--samples", metavar="FILE", help="append each sample at once, as a JSON line; end when the parent process ends")
     parser.add_argument("--attribute", action="store_true", help="have memray record what stays; memory is not comparable then")
-    parser.add_argument("--call", metavar="FILE.py:FUNCTION", help="what mode call calls, without arguments; MODULE:FUNCTION too")
+    parser.add_argument("--call", type=target, metavar="FILE.py:FUNCTION", help="what mode call calls; MODULE:FUNCTION on PYTHONPATH too")
     arguments = parser.parse_args(argv)
     if (arguments.mode == "call") != (arguments.call is not None):
         parser.error("--mode call and --call FILE.py:FUNCTION go together")
@@ -565,34 +574,25 @@ def parsed(modes: Sequence[str], argv: Sequence[str] | None) -> argparse.Namespa
     return arguments
 
 
-def main(argv: Sequence[str] | None = None, cases: Mapping[str, Callable[[argparse.Namespace], Case]] = CASES) -> int:
+def main(argv: Sequence[str] | None = None, cases: Mapping[str, Make] = CASES, target: Callable[[str], str] = str) -> int:
     """Measure one case and print its JSON; the arguments and this process's rollup are looked at before torch is loaded."""
-    arguments = parsed(tuple(cases), argv)
+    arguments = parsed(tuple(cases), argv, target)
     try:
         read_rollup()
         stream = None
         if arguments.samples is not None:
-            end_with_parent()
+            ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG: the kernel ends us with our parent
             stream = os.open(arguments.samples, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         told = measure(arguments, cases[arguments.mode], stream)
-    except Unusable as unusable:
-        print(f"cannot measure: {unusable}", file=sys.stderr)
-        return 2
-    except Broken as broken:
-        print(f"broken measurement: {broken}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:  # noqa: BLE001  (whatever torch, safetensors or the file system raised: no figure may come of it)
-        print(f"broken measurement: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        unusable = isinstance(error, Unusable) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+        said = error if unusable or isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+        print(f"{'cannot measure' if unusable else 'broken measurement'}: {said}", file=sys.stderr)
+        return 2 if unusable else 1
     print(json.dumps(told, indent=2, allow_nan=False))
     return 0
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this process when its parent ends (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":

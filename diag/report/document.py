@@ -8,11 +8,11 @@ a figure that could not be had is null.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from diag.probes.files import replacing
 from diag.report.findings import Finding
 from diag.report.streams import NotWritten, out
 from hwr.errors import errno_text
@@ -58,14 +58,17 @@ def write_document(path: Path, value: Mapping[str, Any]) -> None:
     Raises:
         NotWritten: the disk is full, the directory cannot be written.
     """
-    text = dumped(value) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # two processes that write the same file do not share it
+    write_bytes(path, (dumped(value) + "\n").encode("ascii"))
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a file, in one piece.
+
+    Raises:
+        NotWritten: the disk is full, the directory cannot be written.
+    """
     try:
-        try:
-            temporary.write_text(text, encoding="ascii")
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            file.write(content)
     except OSError as error:
         raise NotWritten(what=printable(str(path)), problem=errno_text(error)) from error

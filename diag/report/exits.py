@@ -14,7 +14,7 @@ from hwr.errors import EXIT_FAILURE, EXIT_INTERNAL, EXIT_NOT_MEASURED, EXIT_OK, 
 
 
 class Exit(IntEnum):
-    """What a verb may answer a shell; a signal N is 128 + N (`of_signal`)."""
+    """What a verb may answer a shell; a signal N is 128 + N."""
 
     FINE = EXIT_OK
     FINDINGS = EXIT_FAILURE
@@ -29,13 +29,6 @@ _LAST_SIGNAL: Final = 64  # signal(7): SIGRTMAX
 
 # A timeout comes after what more time would not make good.
 _FIRST: Final = (Exit.INTERNAL, Exit.USAGE, Exit.NOT_MEASURED, Exit.TIMEOUT, Exit.FINDINGS, Exit.FINE)
-
-
-def of_signal(number: int) -> int:
-    """Return the status of a command that a signal ended."""
-    if not 0 < number <= _LAST_SIGNAL:
-        raise ValueError(f"{number} is no signal")
-    return _SIGNALS + number
 
 
 def of_findings(findings: Sized) -> Exit:

@@ -1,8 +1,8 @@
 """Two sets of retention runs side by side, such as an older and a newer version of a dependency.
 
-Owns which cases are compared and when they differ. Promises that verdicts which are different, or intervals that have nothing in common,
-are a difference; and that a case which only one side has, or could not measure, is told and never called the same.
-Refuses to say which side is better.
+Owns which cases are compared, when they differ, and whether the answer is whole. Promises that verdicts which are different, or intervals
+that have nothing in common, are a difference; and that an answer is not whole while a case is on one side only, could not be measured, or
+has runs that could not be read. Refuses to say which side is better.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from diag.probes.matrix import Case
 from diag.probes.retention_files import Collected, Run
 from diag.report.findings import Finding
 from diag.report.retention_matrix_summary import Interval
-from diag.report.retention_matrix_text import COLUMNS, blocks_text, bytes_text
+from diag.report.retention_matrix_text import COLUMNS, blocks_text, bytes_text, case_columns
 from hwr.units import one_line, short_key
 
 # What a run object says of where it was measured. Affinity and pid are of one run, not of an environment.
@@ -72,7 +73,7 @@ class Side:
 class Pair:
     """One case on both sides."""
 
-    case: tuple[str, int, int]
+    case: Case
     before: Side
     after: Side
 
@@ -97,11 +98,8 @@ class Pair:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        mode, elements, offset = self.case
         return {
-            "mode": mode,
-            "tensor_elements": elements,
-            "offset_bytes": offset,
+            **self.case.to_json(),
             "comparison": self.comparison.value,
             "reasons": list(self.reasons),
             "before": self.before.to_json(),
@@ -116,19 +114,31 @@ class SideBySide:
     before: Collected
     after: Collected
     pairs: tuple[Pair, ...]
-    only_before: tuple[tuple[str, int, int], ...]
-    only_after: tuple[tuple[str, int, int], ...]
+    only_before: tuple[Case, ...]
+    only_after: tuple[Case, ...]
     environment: Mapping[str, tuple[str, str]]
 
     @property
-    def known(self) -> bool:
-        """Whether every case that both have could be compared, and there is one."""
-        return bool(self.pairs) and all(pair.comparison is not Comparison.UNKNOWN for pair in self.pairs)
+    def missing(self) -> tuple[str, ...]:
+        """What the answer lacks to be whole, a part of a sentence each."""
+        unread = len(self.before.unread) + len(self.after.unread)
+        single = len(self.only_before) + len(self.only_after)
+        unknown = sum(pair.comparison is Comparison.UNKNOWN for pair in self.pairs)
+        said = ["no case is on both sides"] if not self.pairs else []
+        said += [f"{_counted(unread, 'file was', 'files were')} left out"] if unread else []
+        said += [f"{_counted(single, 'case is', 'cases are')} on one side only"] if single else []
+        why = "a side is inconclusive, not measured, or its repetitions disagree"
+        return (*said, *([f"{_counted(unknown, 'case', 'cases')} cannot be told ({why})"] if unknown else []))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every case of either side was compared with the other's."""
+        return not self.missing
 
     def findings(self) -> list[Finding]:
         """Return a finding for each case that differs."""
         return [
-            Finding(code="differs", subject=_case_text(pair.case), text="; ".join(pair.reasons), evidence=pair.to_json())
+            Finding(code="differs", subject=str(pair.case), text="; ".join(pair.reasons), evidence=pair.to_json())
             for pair in self.pairs
             if pair.comparison is Comparison.DIFFERS
         ]
@@ -138,10 +148,11 @@ class SideBySide:
         return {
             "before": {"path": str(self.before.path), "runs": len(self.before.runs), "unread": list(self.before.unread)},
             "after": {"path": str(self.after.path), "runs": len(self.after.runs), "unread": list(self.after.unread)},
+            "complete": self.complete,
             "environment": {name: {"before": old, "after": new} for name, (old, new) in self.environment.items()},
             "cases": [pair.to_json() for pair in self.pairs],
-            "only_before": [_case_json(case) for case in self.only_before],
-            "only_after": [_case_json(case) for case in self.only_after],
+            "only_before": [case.to_json() for case in self.only_before],
+            "only_after": [case.to_json() for case in self.only_after],
         }
 
 
@@ -194,15 +205,14 @@ def lines(found: SideBySide) -> Iterator[str]:
         yield from _pair(pair)
     for name, cases in (("before", found.only_before), ("after", found.only_after)):
         if cases:
-            yield from textwrap.wrap(f"Only {name}: {'; '.join(map(_case_text, cases))}.", COLUMNS, subsequent_indent="  ")
+            yield from textwrap.wrap(f"Only {name}: {'; '.join(map(str, cases))}.", COLUMNS, subsequent_indent="  ")
     if found.pairs:
         yield ""
         yield from textwrap.wrap(_conclusion(found), COLUMNS)
 
 
 def _pair(pair: Pair) -> Iterator[str]:
-    mode, elements, offset = pair.case
-    head = f"{mode:10} {elements:>6} {offset:>6} "
+    head = f"{case_columns(pair.case)} "
     for name, side in (("before", pair.before), ("after", pair.after)):
         verdict = "/".join(side.verdicts) or "not measured"
         yield f"{head} {name:6} {verdict:12}  {blocks_text(side.blocks):21} {bytes_text(side.bytes)}".rstrip()
@@ -212,14 +222,12 @@ def _pair(pair: Pair) -> Iterator[str]:
 
 def _conclusion(found: SideBySide) -> str:
     counts = {kind: sum(pair.comparison is kind for pair in found.pairs) for kind in Comparison}
-    said = [f"{counts[Comparison.DIFFERS]} of {len(found.pairs)} cases differ", f"{counts[Comparison.SAME]} are the same"]
-    if counts[Comparison.UNKNOWN]:
-        said.append(f"{counts[Comparison.UNKNOWN]} cannot be told (a side is inconclusive, not measured, or its repetitions disagree)")
-    return ", ".join(said) + "."
+    said = f"{counts[Comparison.DIFFERS]} of {len(found.pairs)} cases differ, {counts[Comparison.SAME]} are the same."
+    return said if found.complete else f"{said} This is no whole answer: {', '.join(found.missing)}."
 
 
-def _cases(collected: Collected) -> dict[tuple[str, int, int], list[Run]]:
-    found: dict[tuple[str, int, int], list[Run]] = {}
+def _cases(collected: Collected) -> dict[Case, list[Run]]:
+    found: dict[Case, list[Run]] = {}
     for run in sorted(collected.runs, key=lambda run: (run.case, run.name)):
         found.setdefault(run.case, []).append(run)
     return found
@@ -266,11 +274,5 @@ def _runs(collected: Collected) -> str:
     return f"{len(collected.runs)} run{'s' if len(collected.runs) != 1 else ''}"
 
 
-def _case_text(case: tuple[str, int, int]) -> str:
-    mode, elements, offset = case
-    return f"{mode}, {elements} elements, offset {offset}"
-
-
-def _case_json(case: tuple[str, int, int]) -> dict[str, Any]:
-    mode, elements, offset = case
-    return {"mode": mode, "tensor_elements": elements, "offset_bytes": offset}
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"

@@ -7,15 +7,14 @@ is as wide as asked and without colour unless asked. Refuses other formats than 
 from __future__ import annotations
 
 import io
-import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from diag.report.document import write_bytes
 from diag.report.retention_plot import Drawing, Line, Panel
-from diag.report.streams import NotWritten
-from hwr.errors import OptionError, errno_text
-from hwr.units import printable
+from hwr.errors import EXIT_NOT_MEASURED, HwrError, OptionError
+from hwr.outcomes import FailureCode
 
 SUFFIXES: Final = (".png", ".svg")
 # Okabe and Ito's palette, which people tell apart whatever their colour vision; grey is the control's.
@@ -29,11 +28,20 @@ _X_TICKS: Final = 4
 _Y_TICKS: Final = 4
 
 
+class LibraryMissing(HwrError):
+    """{library} is not installed here ({problem})
+    Install it: pip install 'hwr-suite[plot]'."""
+
+    code: ClassVar[FailureCode] = FailureCode.INVALID_CONFIG
+    exit_code: ClassVar[int] = EXIT_NOT_MEASURED  # as `run --attribute` ends without memray
+
+
 def drawn_file(drawing: Drawing, path: Path) -> None:
     """Draw into a PNG or SVG file.
 
     Raises:
-        OptionError: another suffix, or matplotlib is absent.
+        OptionError: another suffix.
+        LibraryMissing: matplotlib is absent.
         NotWritten: the file cannot be written.
     """
     suffix = path.suffix.lower()
@@ -48,21 +56,14 @@ def drawn_file(drawing: Drawing, path: Path) -> None:
     # Text stays text in an SVG, and the same drawing is the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hwr-diag"}):
         _figure(drawing).savefig(image, format=suffix[1:], dpi=144, metadata={"Date": None} if suffix == ".svg" else None)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(image.getbuffer())
-        os.replace(aside, path)
-    except OSError as error:
-        raise NotWritten(what=printable(str(path)), problem=errno_text(error)) from error
-    finally:
-        aside.unlink(missing_ok=True)
+    write_bytes(path, image.getbuffer())
 
 
 def drawn_text(drawing: Drawing, width: int, *, colour: bool) -> str:
     """Draw as text of at most `width` columns, a panel below the other.
 
     Raises:
-        OptionError: plotext is absent.
+        LibraryMissing: plotext is absent.
     """
     plotext = _needed("plotext")
     parts = [drawing.title, drawing.y_label, *(_panel_text(plotext, panel, width, colour) for panel in drawing.panels)]
@@ -180,8 +181,4 @@ def _needed(library: str) -> Any:
     try:
         return import_module(library)
     except ImportError as error:
-        raise OptionError(
-            option="retention plot",
-            problem=f"{library} is not installed here ({error})",
-            remedy="Install it: pip install 'hwr-suite[plot]'.",
-        ) from None
+        raise LibraryMissing(library=library, problem=str(error)) from None

@@ -111,9 +111,7 @@ class Row:
         """Return it as JSON values."""
         begin, end = self.place or (None, None)
         return {
-            "mode": self.case.mode,
-            "tensor_elements": self.case.tensor_elements,
-            "offset_bytes": self.case.offset_bytes,
+            **self.case.to_json(),
             "asked": self.asked,
             "begin": begin,
             "end": end,

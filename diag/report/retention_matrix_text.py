@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from diag.probes.matrix import Case
 from diag.report.retention_matrix_summary import Interval, Repetition, Row, Summary
 from hwr.units import one_line
 
@@ -27,13 +28,19 @@ def text(summary: Summary, environment: Mapping[str, Any]) -> str:
 
 
 def run_line(repetition: Repetition) -> str:
-    """Say in one line what a run found."""
-    said = [f"{repetition.step.case}, repetition {repetition.step.repetition}: {repetition.verdict or repetition.why}"]
+    """Say in half a line what a run found, under the name of its file."""
+    said = [f"{repetition.step.stem}: {repetition.verdict or repetition.why}"]
     if repetition.blocks is not None:
-        said.append(f"{blocks_text(repetition.blocks)} blocks")
+        said.append(f"{_number(repetition.blocks.estimate, 3)} blocks")
     if repetition.bytes is not None:
-        said.append(f"{bytes_text(repetition.bytes)} bytes a call")
+        said.append(f"{_number(repetition.bytes.estimate, 1)} bytes a call")
     return ", ".join(said)
+
+
+def case_columns(case: Case) -> str:
+    """Return the first columns of a table: mode, elements, offset; a function of the user's has no tensor."""
+    elements, offset = (case.tensor_elements, case.offset_bytes) if case.has_tensor else ("-", "-")
+    return f"{case.mode:10} {elements:>6} {offset:>6}"
 
 
 def blocks_text(found: Interval | None) -> str:
@@ -91,7 +98,7 @@ def _lines(summary: Summary, environment: Mapping[str, Any]) -> Iterator[str]:
 
 def _row(row: Row) -> Iterator[str]:
     place = "-" if row.place is None else f"{row.place[0]}..{row.place[1]}"
-    head = f"{row.case.mode:10} {row.case.tensor_elements:>6} {row.case.offset_bytes:>6}  {place:12}"
+    head = f"{case_columns(row.case)}  {place:12}"
     for entry in row.repetitions:
         figures = f"{blocks_text(entry.blocks):21} {bytes_text(entry.bytes)}"
         yield f"{head} {entry.step.repetition:>2} {entry.verdict or 'not measured':12}  {figures}".rstrip()

@@ -101,11 +101,15 @@ def drawing_of(collected: Collected, measure: Measure) -> Drawing | Unavailable:
 def _run_panel(collected: Collected, measure: Measure) -> tuple[list[Panel], list[str]]:
     (run,) = collected.runs
     left_out: list[str] = list(collected.unread)
-    lines = list(_line(run, measure, left_out, label=run.mode if run.complete else f"{run.mode} (did not end)"))
+    lines = list(_line(run, measure, left_out, label=_label(run)))
     control = _control_of(run, collected)
     if control is not None:
         lines += _line(control, measure, left_out, label=f"{control.mode} (control)", is_control=True)
-    title = f"{run.tensor_elements} elements, offset {run.offset_bytes}"
+    title = (
+        f"{run.tensor_elements} elements, offset {run.offset_bytes}"
+        if run.case.has_tensor
+        else one_line(str(run.data["arguments"].get("call")))
+    )
     return [Panel(title, tuple(lines))], left_out
 
 
@@ -122,10 +126,14 @@ def _matrix_panels(collected: Collected, measure: Measure) -> tuple[list[Panel],
                 if (run.tensor_elements, run.offset_bytes) == (count, offset):
                     seen[run.mode] = seen.get(run.mode, 0) + 1
                     control = run.mode == CONTROL
-                    label = f"{run.mode} (control)" if control else run.mode
+                    label = f"{run.mode} (control)" if control else _label(run)
                     lines += _line(run, measure, left_out, label=label, is_control=control, repetition=seen[run.mode])
             panels.append(Panel(f"{count} elements, offset {offset}", tuple(lines), row, column))
     return panels, left_out
+
+
+def _label(run: Run) -> str:
+    return run.mode if run.complete else f"{run.mode} (did not end)"
 
 
 def _line(run: Run, measure: Measure, left_out: list[str], *, label: str, is_control: bool = False, repetition: int = 1) -> Iterator[Line]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from diag.probes.matrix import CALL
 from hwr.units import bytes_text, one_line, seconds_text
 
 UNKNOWN: Final = "-"
@@ -41,40 +42,24 @@ def lines(run: Mapping[str, Any]) -> Iterator[str]:
     if run.get("python"):
         yield ""
         yield from _measured(run)
-    has_figures = any(sample.get("phase") == "loop" for sample in run.get("samples") or ())
-    if has_figures:
+    analysis = run.get("analysis")
+    if analysis:
         yield ""
-        yield from _growth(run)
-        yield from _classes(run)
+        yield from _growth(analysis)
+        yield from _classes(analysis)
         yield from _attribution(run)
     for warning in run.get("warnings") or ():
         yield f"warning: {one_line(str(warning), 1000)}"
-    if has_figures:
+    if analysis:
         yield NOTE
 
 
 def case_text(run: Mapping[str, Any]) -> str:
     """Say what was measured: `get_tensor, 64 elements at offset 0, 1,000,000 calls`."""
     asked = run["arguments"]
-    calls = asked.get("iterations")
-    return one_line(
-        f"{asked.get('mode')}, {_count(asked.get('tensor_elements'))} elements at offset {_count(asked.get('offset_bytes') or 0)}, "
-        f"{_count(calls)} calls"
-    )
-
-
-def growth_of(run: Mapping[str, Any]) -> dict[str, dict[str, int | None]]:
-    """Return last loop minus baseline, and closed minus baseline; None where a sample is absent."""
-    samples = run.get("samples") or []
-
-    def last(phase: str) -> Mapping[str, Any]:
-        return next((sample for sample in reversed(samples) if sample.get("phase") == phase), {})
-
-    def minus(phase: str, key: str) -> int | None:
-        late, early = last(phase).get(key), last("baseline").get(key)
-        return late - early if isinstance(late, int) and isinstance(early, int) else None
-
-    return {phase: {key: minus(phase, key) for _, key in GROWTH} for phase in ("loop", "closed")}
+    tensor = f"{_count(asked.get('tensor_elements'))} elements at offset {_count(asked.get('offset_bytes') or 0)}"
+    what = asked.get("call") if asked.get("mode") == CALL else tensor
+    return one_line(f"{asked.get('mode')}, {what}, {_count(asked.get('iterations'))} calls", 500)
 
 
 def _verdict(run: Mapping[str, Any]) -> Iterator[str]:
@@ -82,15 +67,18 @@ def _verdict(run: Mapping[str, Any]) -> Iterator[str]:
     if ending.get("status") in _HEADLINES:
         yield f"{_HEADLINES[ending['status']]} ({case_text(run)})"
         yield from (f"  {one_line(line, 500)}" for line in str(ending.get("message") or "").splitlines())
-        return
-    yield f"{analysis['verdict'] if analysis else 'not judged'}: {case_text(run)}"
+    else:
+        yield f"{analysis['verdict'] if analysis else 'not judged'}: {case_text(run)}"
     if not analysis:
         return
+    so_far = "per call" if run.get("complete", True) else "per call, so far"
     for sentence in analysis.get("basis") or ():
         yield f"  {one_line(str(sentence), 500)}"
     yield ""
-    yield f"{'per call':28}{'estimate':>12}{'low':>12}{'high':>12}{'control':>12}{'resolution':>12}"
+    yield f"{so_far:28}{'estimate':>12}{'low':>12}{'high':>12}{'control':>12}{'resolution':>12}"
     yield _interval("interpreter blocks", analysis.get("blocks_per_call"), 3)
+    if analysis.get("malloc_bytes_per_call") is not None:
+        yield _interval("malloc bytes", analysis["malloc_bytes_per_call"], 1)
     yield _interval("anonymous bytes", analysis.get("bytes_per_call"), 1)
     for size, count in (analysis.get("blocks_by_size") or {}).items():
         yield f"    {one_line(f'of {size} bytes'):24}{float(count):>12.3f}"
@@ -137,16 +125,19 @@ def _control(control: Mapping[str, Any] | None) -> str:
     return case_text(control)
 
 
-def _growth(run: Mapping[str, Any]) -> Iterator[str]:
-    growth = growth_of(run)
+def _growth(analysis: Mapping[str, Any]) -> Iterator[str]:
+    growth = analysis.get("growth") or {}
     yield f"{'growth since the baseline':28}{'loop':>14}{'closed':>14}"
     for name, key in GROWTH:
-        shown = [_signed(growth[phase][key], is_bytes=key != "fd_count") for phase in ("loop", "closed")]
+        shown = [_signed((growth.get(phase) or {}).get(key), is_bytes=key != "fd_count") for phase in ("loop", "closed")]
         yield f"  {name:26}{shown[0]:>14}{shown[1]:>14}"
+    released = analysis.get("released_at_close_bytes")
+    if released is not None:
+        yield f"  {'anonymous, by closing':26}{'':14}{_signed(-released):>14}"
 
 
-def _classes(run: Mapping[str, Any]) -> Iterator[str]:
-    classes = (run.get("analysis") or {}).get("classes")
+def _classes(analysis: Mapping[str, Any]) -> Iterator[str]:
+    classes = analysis.get("classes")
     if not classes:
         return
     yield "of it, after the loop"

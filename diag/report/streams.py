@@ -6,6 +6,7 @@ measurement; and that a line of them is printable. Refuses to know what is told.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from hwr.usage import discard
 PROGRAM: Final = "hwr-diag"
 # Where nobody watches a line change, one now and then says that it goes on.
 LINE_SECONDS: Final = 10.0
+LASTING_COLUMNS: Final = 100
 _CLEAR: Final = "\r\x1b[K"
 
 
@@ -44,6 +46,13 @@ def out(text: str) -> None:
         raise NotWritten(what="the report", problem=errno_text(error)) from error
 
 
+def refuse_output() -> None:
+    """Have standard output refuse what is written, as the closed one that it stands for does: an answer that nobody gets is none."""
+    descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.close(descriptor)
+
+
 def note(text: str) -> None:
     """Tell something beside the report, in one line."""
     _err(sys.stderr, f"{PROGRAM}: note: {one_line(text, 1000)}\n")
@@ -63,10 +72,10 @@ class Progress:
         self._last: float | None = None
 
     def tell(self, text: str, *, lasting: bool = False) -> None:
-        """Say how far it is; `lasting` is for what stays to be read, such as the end of one of many runs."""
+        """Say how far it is; `lasting` is for what stays to be read, cut to 100 columns, such as the end of one of many runs."""
         if self._quiet:
             return
-        line, now = one_line(text, 1000), self._clock()
+        line, now = one_line(text, LASTING_COLUMNS - 1 if lasting else 1000), self._clock()  # a mark comes behind what was cut
         if self._terminal:
             # Cut by the reader's terminal, not wrapped by it: a wrapped line could not be cleared.
             _err(self._stream, f"{_CLEAR}{line}\n" if lasting else f"{_CLEAR}{line[: _columns() - 1]}")

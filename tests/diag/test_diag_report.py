@@ -14,7 +14,7 @@ import pytest
 
 import diag
 from diag.report.document import document, dumped, print_document, write_document
-from diag.report.exits import Exit, combined, of_findings, of_signal
+from diag.report.exits import Exit, combined, of_findings
 from diag.report.findings import Finding
 from diag.report.streams import LINE_SECONDS, NotWritten, Progress, note, out
 from hwr.outcomes import Severity
@@ -60,9 +60,6 @@ def test_what_was_not_measured_comes_before_findings(statuses: list[int], togeth
 
 def test_statuses_are_those_of_a_shell() -> None:
     assert [int(status) for status in Exit] == [0, 1, 2, 3, 4, 70]
-    assert of_signal(15) == 143
-    with pytest.raises(ValueError):
-        of_signal(0)
     assert of_findings([]) is Exit.FINE
     assert of_findings([RETAINED]) is Exit.FINDINGS
 

@@ -71,6 +71,29 @@ def test_a_killed_probe_leaves_no_file_of_its_own(tmp_path: Path) -> None:
     assert not Path(run["hostname"]).exists()
 
 
+DEAF = """
+deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+left = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+left.stdout.readline()
+facts["hostname"] = left.pid
+write({"begin": facts})
+sample("loop", 7)
+"""
+
+
+@pytest.mark.parametrize(("ending", "status"), [("end()", "ended"), ("sys.exit(1)", "broken"), ("signal.pause()", "timeout")])
+def test_nothing_of_the_group_outlives_its_leader(tmp_path: Path, ending: str, status: str) -> None:
+    """A descendant that ignores SIGTERM is killed though the leader has ended by itself, or by the SIGTERM of the deadline."""
+    run = run_of(tmp_path, DEAF + ending, timeout_seconds=1.0 if status == "timeout" else 60.0)
+    assert run["ending"]["status"] == status
+    until(lambda: is_gone(run["hostname"]))
+
+
+def test_a_timeout_says_the_way_out(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "signal.pause()", timeout_seconds=0.1)
+    assert run["ending"]["message"].splitlines()[1] == "raise --timeout, or lower --iterations or --sample-every"
+
+
 def test_a_deadline_ends_the_whole_group_even_if_it_ignores_sigterm(tmp_path: Path) -> None:
     run = run_of(
         tmp_path,
@@ -109,6 +132,7 @@ def test_each_way_to_fail_has_its_status(tmp_path: Path, body: str, status: str,
     run = run_of(tmp_path, body)
     assert (run["complete"], run["ending"]["status"], exit_code_of(run)) == (False, status, code)
     assert run.keys() >= SCHEMA_KEYS
+    assert (run["page_bytes"], run["executable"], run["implementation"]) == (None, None, None)
     assert run["arguments"]["mode"] == "reuse"
     assert run["samples"] == []
     checked(run)

@@ -211,7 +211,7 @@ RAISES = HOLDS_EVERY_TENSOR.replace("kept.append(self.reader.get_tensor(name)); 
     ("mode", "body", "message"),
     [
         ("get_tensor", HOLDS_EVERY_TENSOR, "is alive after a garbage collection"),
-        ("reuse", HOLDS_EVERY_TENSOR, "alive though its reader and every view were let go of"),
+        ("reuse", HOLDS_EVERY_TENSOR, "the last tensor is alive though everything that should hold it was let go of"),
         ("get_tensor", GIVES_ANOTHER_PAYLOAD, "is not the one that was written"),
         ("get_tensor", RAISES, "ValueError: bad file"),
     ],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from retention_builders import killed, matrix_directory, run_object
+from retention_builders import killed, matrix_directory, run_object, samples_text
 
 from diag.cli.main import parsed
+from diag.probes.matrix import Case
 from diag.probes.retention_files import collect
 from diag.report.retention_compare import Comparison, lines, side_by_side
 from hwr.errors import OptionError
@@ -61,7 +63,7 @@ def test_what_has_no_verdict_on_one_side_is_unknown_and_not_the_same(
     run = killed(run_object(), 5) if other == "killed" else run_object(blocks=2.0, size=64.0, judged=False)
     status, told = compared(capsys, whole, written(tmp_path / "other.json", run))
     assert status == 3
-    assert "1 cannot be told" in told
+    assert "1 case cannot be told" in told
     assert "not measured" in told
 
 
@@ -74,17 +76,54 @@ def test_nothing_in_common_is_not_comparable(tmp_path: Path, capsys: pytest.Capt
     assert "Only before: get_tensor, 64 elements, offset 0." in told
 
 
-def test_a_case_that_one_side_has_is_listed_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_that_one_side_has_is_listed_and_the_answer_is_not_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = matrix_directory(tmp_path / "before")
     after = matrix_directory(tmp_path / "after", modes=("get_tensor", "reuse", "load_file"))
     status, told = compared(capsys, before, after)
-    assert status == 0
-    assert "Only after: load_file, 64 elements, offset 0; load_file, 64 elements, offset 4000." in " ".join(told.split())
+    assert status == 3
+    told = " ".join(told.split())
+    assert "Only after: load_file, 64 elements, offset 0; load_file, 64 elements, offset 4000." in told
+    assert "0 of 4 cases differ, 4 are the same. This is no whole answer: 2 cases are on one side only." in told
 
 
-def test_a_directory_and_one_run_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_run_that_cannot_be_read_leaves_no_whole_answer_whatever_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mended: bool
+) -> None:
     before = matrix_directory(tmp_path / "before", blocks=2.0, size=64.0)
-    status, _ = compared(capsys, before, before / "get_tensor-64-1.json")
+    after = matrix_directory(tmp_path / "after", **({} if mended else {"blocks": 2.0, "size": 64.0}))
+    (after / "get_tensor-64-1.json").write_text("{")
+    status, told = compared(capsys, before, after, "--json")
+    found = json.loads(told)
+    assert (status, found["complete"], len(found["findings"])) == (3, False, 2 if mended else 0)
+    _, told = compared(capsys, before, after)
+    assert "This is no whole answer: 1 file was left out." in told
+
+
+def test_a_run_that_was_killed_names_the_command_that_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = matrix_directory(tmp_path / "whole")
+    (tmp_path / "killed").mkdir()
+    samples = tmp_path / "killed" / "get_tensor-64-1.samples.jsonl"
+    samples.write_text(samples_text(run_object(), 6))
+    chosen = parsed(["retention", "compare", str(whole), str(tmp_path / "killed")])
+    with pytest.raises(OptionError, match=re.escape(f"hwr-diag retention plot {samples}`")):
+        chosen.command(chosen)
+
+
+def test_a_function_of_the_users_is_one_case_whatever_the_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = written(tmp_path / "one.json", run_object("call", 64))
+    other = written(tmp_path / "other.json", run_object("call", 16, 4000))
+    status, told = compared(capsys, one, other)
+    assert status == 0
+    assert re.search(r"^call +- +- +before +flat", told, re.MULTILINE)
+    _, told = compared(capsys, one, other, "--json")
+    (case,) = json.loads(told)["cases"]
+    assert (case["tensor_elements"], case["offset_bytes"]) == (None, None)
+
+
+def test_two_runs_of_one_case_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = matrix_directory(tmp_path / "before", blocks=2.0, size=64.0)
+    status, _ = compared(capsys, before / "get_tensor-64-2.json", before / "get_tensor-64-1.json")
     assert status == 0
 
 
@@ -92,8 +131,8 @@ def test_repetitions_that_disagree_are_not_called_the_same(tmp_path: Path) -> No
     before, after = (matrix_directory(tmp_path / name, blocks=2.0, size=64.0) for name in ("before", "after"))
     written(after / "get_tensor-64-2.json", run_object())
     pairs = {pair.case: pair for pair in side_by_side(collect(before), collect(after)).pairs}
-    assert pairs["get_tensor", 64, 0].after.verdicts == ("flat", "retained")
-    assert pairs["get_tensor", 64, 0].comparison is Comparison.UNKNOWN
+    assert pairs[Case("get_tensor", 64, 0)].after.verdicts == ("flat", "retained")
+    assert pairs[Case("get_tensor", 64, 0)].comparison is Comparison.UNKNOWN
 
 
 def test_the_allocator_environment_and_the_arguments_are_told_where_they_differ(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 OLDER = "0.5.3"
-SMALL = ("--iterations", "2000", "--sample-every", "500", "--warmup", "200")
+SMALL = ("--iterations", "8000", "--sample-every", "800", "--warmup", "200")
 
 
 @pytest.fixture(scope="module")

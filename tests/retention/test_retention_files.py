@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from retention_builders import killed, matrix_directory, run_object, samples_text
 
+from diag.probes.matrix import Case
 from diag.probes.retention_files import MAX_FILE_BYTES, collect
 from hwr.errors import OptionError
 
@@ -44,12 +45,14 @@ def changed(path: str, value: Any) -> str:
         (changed("arguments", KeyError), "it has no arguments"),
         (changed("arguments.mode", "../x"), "arguments.mode"),
         (changed("arguments.tensor_elements", -1), "arguments.tensor_elements is -1"),
+        (changed("arguments.tensor_elements", 0), "arguments.tensor_elements is 0"),
         (changed("arguments.iterations", "many"), "arguments.iterations"),
         (changed("samples", {}), "samples is an object"),
         (changed("samples.1.anonymous_bytes", None), "samples[1].anonymous_bytes"),
         (changed("samples.1.phase", "later"), "samples[1] is not a sample"),
         (changed("analysis.verdict", "fine"), 'analysis.verdict is "fine"'),
         (changed("analysis.bytes_per_call.low", "0"), "analysis.bytes_per_call.low"),
+        (changed("analysis.malloc_bytes_per_call.low", "0"), "analysis.malloc_bytes_per_call.low"),
         (changed("complete", 1), "complete is 1"),
         (changed("control", {"schema_version": 1}), "it has no arguments"),
     ],
@@ -99,7 +102,7 @@ def test_the_fields_own_object_without_our_additions_is_read(tmp_path: Path) -> 
     run["arguments"] = {name: run["arguments"][name] for name in ("mode", "tensor_elements", "iterations", "sample_every", "warmup")}
     (tmp_path / "theirs.json").write_text(json.dumps(run))
     (read,) = collect(tmp_path / "theirs.json").runs
-    assert (read.case, read.complete, read.verdict) == (("get_tensor", 64, 0), True, None)
+    assert (read.case, read.complete, read.verdict) == (Case("get_tensor", 64, 0), True, None)
 
 
 @pytest.mark.parametrize("torn", [False, True])

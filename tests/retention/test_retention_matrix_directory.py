@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from retention_builders import killed, plan_of, run_of
 
-from diag.report.retention_directory import ENVIRONMENT, PLAN, MatrixDirectory
+from diag.cli.retention_directory import ENVIRONMENT, PLAN, MatrixDirectory
 from hwr.errors import OptionError
 
 ENVIRONMENT_OBJECT = {"schema_version": 1}
@@ -58,6 +58,12 @@ def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> 
     with MatrixDirectory.locked(tmp_path) as directory, pytest.raises(OptionError, match="is not empty"):
         directory.adopt(plan_of(), ENVIRONMENT_OBJECT)
     assert os.listdir(tmp_path) == ["get_tensor-64-1.json"]
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "m").touch()
+    with pytest.raises(OptionError, match=r"-o .*/m: ENOTDIR \(Not a directory\)"), MatrixDirectory.locked(tmp_path / "m"):
+        pass
 
 
 def test_the_same_plan_goes_on(tmp_path: Path) -> None:

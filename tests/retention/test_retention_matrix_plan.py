@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from io import StringIO
 from itertools import product
+from pathlib import Path
 
 import pytest
 from retention_builders import killed, plan_of, run_object, run_of
 
 from diag.cli import retention_matrix
-from diag.probes.matrix import MODES, Case, Plan, Step, differences, stem
+from diag.probes.environment import call_digest
+from diag.probes.matrix import MODES, Case, Plan, Step, differences, runs_of, stem
 from diag.probes.retention import CONTROL
-from diag.report.retention_matrix_summary import NOT_REACHED, summarize
-from diag.report.retention_matrix_text import COLUMNS, text
+from diag.report.retention_matrix_summary import NOT_REACHED, repetition_of, summarize
+from diag.report.retention_matrix_text import COLUMNS, run_line, text
+from diag.report.retention_text import case_text
+from diag.report.streams import Progress
+from hwr.errors import OptionError
 
 ENVIRONMENT = {"python": {"implementation": "CPython", "version": "3.11.2", "executable": "/usr/bin/python3"}, "packages": {}, "cpu": {}}
 
@@ -47,6 +54,50 @@ def test_the_control_is_measured_though_nobody_asked_for_it_and_that_is_said() -
 @pytest.mark.parametrize(("offset", "name"), [(0, "get_slice-4096-2"), (4000, "get_slice-4096-o4000-2")])
 def test_r24_names(offset: int, name: str) -> None:
     assert Step(Case("get_slice", 4096, offset), 2).stem == stem("get_slice", 4096, offset, 2) == name
+
+
+def test_a_function_of_the_users_is_measured_once_a_repetition_beside_the_first_control() -> None:
+    plan = plan_of(modes=("get_tensor", "call"), call="a.py:f", tensor_elements=(16, 64))
+    calls = [step for step in plan.steps() if step.case.mode == "call"]
+    assert [(step.stem, step.control_stem) for step in calls] == [("call-16-1", "reuse-16-1"), ("call-16-2", "reuse-16-2")]
+    assert len(plan.steps()) == runs_of(plan.modes, 4, plan.repetitions)
+
+
+def test_no_size_and_no_place_is_claimed_of_a_function_of_the_users() -> None:
+    plan = plan_of(modes=("call",), call="a.py:f", repetitions=1, offset_bytes=(0,))
+    summary = summarize(plan, {step.stem: run_of(plan, step, file=None) for step in plan.steps()})
+    assert summary.to_json()["cases"][0]["tensor_elements"] is None
+    assert re.search(r"^call +- +- +- +1 flat", text(summary, ENVIRONMENT), re.MULTILINE)
+    run = run_object("call")
+    run["arguments"]["call"] = "a.py:f"
+    assert case_text(run) == "call, a.py:f, 20,000 calls"
+
+
+def test_another_function_under_the_same_name_is_another_plan(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    plans = []
+    for body in ("1", "2"):
+        file.write_text(f"def f(): return {body}\n")
+        plans.append(plan_of(modes=("call",), call=f"{file}:f", call_sha256=call_digest(f"{file}:f")))
+    (said,) = differences(plans[0].to_json(), plans[1])
+    assert said.startswith("the file of --call: ")
+    assert call_digest("package.module:f") is call_digest(None) is None
+    directory = tmp_path / "directory.py"
+    directory.mkdir()
+    with pytest.raises(OptionError, match=r"--call .*EISDIR"):
+        call_digest(f"{directory}:f")
+
+
+@pytest.mark.parametrize("entry", ["retained", "not measured"])
+def test_the_line_of_a_run_fits_a_hundred_columns(entry: str) -> None:
+    plan = plan_of(tensor_elements=(4096,), offset_bytes=(65536,))
+    step = plan.steps()[1]
+    run = run_of(plan, step, blocks=3.0, size=12345.6) if entry == "retained" else killed(run_of(plan, step), 5)
+    stream = StringIO()
+    line = f"hwr-diag: 120/144 {run_line(repetition_of(step, run))}, 12m05s left"
+    Progress(stream=stream).tell(line + (" and more" * 20 if entry != "retained" else ""), lasting=True)
+    assert len(stream.getvalue()) <= 101
+    assert entry != "retained" or stream.getvalue().endswith(" left\n")
 
 
 def test_the_command_line_offers_the_modes_of_the_plan() -> None:

@@ -15,11 +15,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import diag
+from hwr.telemetry.reader import JournalReader
 
 REPOSITORY = Path(diag.__file__).resolve().parents[1]
 SCHEMAS = REPOSITORY / "docs" / "schema" / "hwr-diag"
 # Two modes, one size, two offsets, one repetition: four processes of two seconds.
-SMALL = ("--modes", "get_tensor,reuse", "--tensor-elements", "64", "--offset-bytes", "0,4000", "--repetitions", "1", "--iterations", "4000")
+SMALL = ("--modes", "get_tensor,reuse", "--tensor-elements", "64", "--offset-bytes", "0,4000", "--repetitions", "1", "--iterations", "8000")
 ORDER = ["reuse-64-1.json", "get_tensor-64-1.json", "reuse-64-o4000-1.json", "get_tensor-64-o4000-1.json"]
 
 
@@ -96,7 +97,7 @@ def test_a_matrix_that_was_killed_and_interrupted_goes_on_where_it_stopped(tmp_p
 
     with subprocess.Popen(matrix, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as first:
         assert first.stderr is not None
-        lines_until(first.stderr, "1/4 reuse, 64 elements, offset 0, repetition 1: flat")
+        lines_until(first.stderr, "1/4 reuse-64-1: flat")
         second = asked(environment, "matrix", "-o", directory, *SMALL)
         assert second.returncode == 2
         cause, way_out = second.stderr.splitlines()
@@ -127,9 +128,9 @@ def test_a_matrix_that_was_killed_and_interrupted_goes_on_where_it_stopped(tmp_p
     assert (now.st_ino, now.st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
     assert not [name for name in os.listdir(directory) if name.endswith(".jsonl")]
 
-    other = asked(environment, "matrix", "-o", directory, *SMALL[:-1], "5000")
+    other = asked(environment, "matrix", "-o", directory, *SMALL[:-1], "9000")
     assert other.returncode == 2
-    assert "--iterations: 4000 there, 5000 now" in other.stderr
+    assert "--iterations: 8000 there, 9000 now" in other.stderr
     tuned = asked({**environment, "MALLOC_ARENA_MAX": "1"}, "matrix", "-o", directory, *SMALL)
     assert tuned.returncode == 2
     assert "allocator.environment.MALLOC_ARENA_MAX: none there, 1 now" in tuned.stderr
@@ -145,6 +146,11 @@ def test_a_threshold_is_found_with_the_place_on_both_sides(tmp_path: Path, envir
         assert (done.returncode, told["conclusive"]) == (0, True)
         return
     assert done.returncode == 1
+    (directory,) = {path.parent for path in Path(environment["HWR_RUN_DIR"]).rglob("*.jsonl")}
+    reader = JournalReader(directory, from_start=True)
+    counted = reader.poll().events
+    reader.close()
+    assert counted["hwr.retention.run.begin"] == counted["hwr.retention.run.end"] == told["runs"]
     (step,) = told["thresholds"]
     assert (step["below"]["end"], step["at"]["end"], step["reproduced"]) == (256, 260, True)
     assert round(step["at"]["blocks_per_call"] - step["below"]["blocks_per_call"], 1) == 1.0
@@ -173,7 +179,13 @@ def test_without_block_counts_a_threshold_is_inconclusive(environment: dict[str,
         (("matrix", "--find-threshold", "elements", "--offset-bytes", "0,8"), "one value"),
         (("matrix", "--find-threshold", "offset", "--iterations", "100"), "bookkeeping"),
         (("matrix", "--find-threshold", "offset", "--mode", "get_tenor"), "invalid choice"),
-        (("matrix", "--find-threshold", "offset", "--mode", "call"), "go together"),
+        (("matrix", "--find-threshold", "offset", "--mode", "call"), "invalid choice"),
+        (("matrix", "--find-threshold", "offset", "--call", "a.b:f"), "no size and no offset"),
+        (("matrix", "-o", " "), "argument -o/--output: ' ' is blank"),
+        (("matrix", "-o", "m", "--python", ""), "argument --python: '' is blank"),
+        (("matrix", "-o", "m", "--modes", "call", "--call", ""), "argument --call: '' is not FILE.py:FUNCTION"),
+        (("compare", "", "x"), "argument BEFORE: '' is blank"),
+        (("plot", ""), "argument PATH: '' is blank"),
         (("matrix", "--find-threshold", "offset", "--attribute"), "--attribute"),
         (("compare", "only-one"), "AFTER"),
         (("plot", "x", "--measure", "pss"), "invalid choice"),

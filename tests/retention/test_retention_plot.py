@@ -87,6 +87,12 @@ def test_a_killed_run_is_drawn_as_far_as_it_came(tmp_path: Path) -> None:
     assert (line.label, len(line.points), line.closed) == ("get_tensor (did not end)", 1 + 4, None)
 
 
+def test_a_directory_that_holds_a_killed_run_only_is_drawn_as_far_as_it_came(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "get_tensor-64-1.samples.jsonl").write_text(samples_text(run_object(size=64.0), 6, torn=True))
+    assert plotted(tmp_path) == 0
+    assert "get_tensor (did not end)" in capsys.readouterr().out
+
+
 def test_a_run_that_was_killed_before_its_baseline_has_nothing_to_draw(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(killed(run_object(), 1)))
     with pytest.raises(OptionError, match=r"nothing to draw: run\.json: no baseline"):
@@ -154,6 +160,7 @@ def test_a_missing_library_is_one_error_with_the_way_to_get_it(tmp_path: Path, r
     environment = {**os.environ, "HWR_RUN_DIR": str(tmp_path / "run"), "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     first, second = done.stderr.splitlines()
+    assert done.returncode == 3
     assert f"{library} is not installed" in first
     assert second == "Install it: pip install 'hwr-suite[plot]'."
     assert done.stdout == ""

@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from diag.probes.files import make_directory
 from diag.probes.matrix import Plan, Step, differences
 from diag.probes.retention_files import SAMPLES_SUFFIX, NotOfThisKind, checked_run, read_object
-from diag.report.document import write_document
-from diag.report.streams import NotWritten
+from diag.report.document import write_bytes, write_document
 from hwr.errors import OptionError, errno_text
-from hwr.units import printable
 
 PLAN: Final = "plan.json"
 ENVIRONMENT: Final = "environment.json"
@@ -43,18 +42,18 @@ class MatrixDirectory:
         Raises:
             OptionError: it cannot be made or locked, or another process measures into it.
         """
+        made(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise _refused(path, errno_text(error), "Say another directory: -o DIR.") from None
+            raise refused(path, errno_text(error)) from None
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise _refused(path, f"it cannot be locked: {errno_text(error)}", "Say a directory of a local filesystem.") from None
-                raise _refused(
+                    raise refused(path, f"it cannot be locked: {errno_text(error)}", "Say a directory of a local filesystem.") from None
+                raise refused(
                     path, "another matrix is being measured into it", "Wait for its end, or say another directory: -o DIR."
                 ) from None
             yield cls(path)
@@ -74,9 +73,9 @@ class MatrixDirectory:
                 others = [name for name in os.listdir(self.path) if not name.startswith(".")]
                 if others:
                     problem = f"it has no {PLAN} and is not empty ({sorted(others)[0]})"
-                    raise _refused(self.path, problem, "Say a new or empty directory: -o DIR.") from None
+                    raise refused(self.path, problem, "Say a new or empty directory: -o DIR.") from None
                 return None
-            raise _refused(self.path, f"{PLAN}: {error}", "Say another directory: -o DIR.") from None
+            raise refused(self.path, f"{PLAN}: {error}") from None
 
     def adopt(self, plan: Plan, environment: Mapping[str, Any]) -> bool:
         """Write the plan, or make sure that it is the one that was written; return whether this goes on with an earlier start.
@@ -92,7 +91,7 @@ class MatrixDirectory:
         said = differences(written, plan)
         if said:
             more = f" (and {len(said) - MAX_SAID} more)" if len(said) > MAX_SAID else ""
-            raise _refused(
+            raise refused(
                 self.path,
                 f"it holds a matrix that was begun differently: {'; '.join(said[:MAX_SAID])}{more}",
                 "Say another directory: -o DIR, or repeat the arguments and the environment that it was begun with.",
@@ -130,15 +129,21 @@ class MatrixDirectory:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text under a name, whole or not at all."""
-        aside = self.path / f".{name}.{os.getpid()}"
-        try:
-            aside.write_text(text, encoding="utf-8")
-            os.replace(aside, self.path / name)
-        except OSError as error:
-            raise NotWritten(what=printable(str(self.path / name)), problem=errno_text(error)) from error
-        finally:
-            aside.unlink(missing_ok=True)
+        write_bytes(self.path / name, text.encode())
 
 
-def _refused(path: Path, problem: str, remedy: str) -> OptionError:
+def made(path: Path) -> None:
+    """Make the directory of `-o` if need be.
+
+    Raises:
+        OptionError: it cannot be made, or is something else.
+    """
+    try:
+        make_directory(path)
+    except OSError as error:
+        raise refused(path, errno_text(error)) from None
+
+
+def refused(path: Path, problem: str, remedy: str = "Say another directory: -o DIR.") -> OptionError:
+    """Return the refusal of the directory of `-o`."""
     return OptionError(option=f"-o {path}", problem=problem, remedy=remedy)
