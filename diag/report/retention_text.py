@@ -77,11 +77,11 @@ def _verdict(run: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield f"{so_far:28}{'estimate':>12}{'low':>12}{'high':>12}{'control':>12}{'resolution':>12}"
     yield _interval("interpreter blocks", analysis.get("blocks_per_call"), 3)
+    for size, count in (analysis.get("blocks_by_size") or {}).items():
+        yield f"    {one_line(f'of {size} bytes'):24}{float(count):>12.3f}"
     if analysis.get("malloc_bytes_per_call") is not None:
         yield _interval("malloc bytes", analysis["malloc_bytes_per_call"], 1)
     yield _interval("anonymous bytes", analysis.get("bytes_per_call"), 1)
-    for size, count in (analysis.get("blocks_by_size") or {}).items():
-        yield f"    {one_line(f'of {size} bytes'):24}{float(count):>12.3f}"
 
 
 def _interval(what: str, found: Mapping[str, Any] | None, digits: int) -> str:
@@ -126,14 +126,13 @@ def _control(control: Mapping[str, Any] | None) -> str:
 
 
 def _growth(analysis: Mapping[str, Any]) -> Iterator[str]:
-    growth = analysis.get("growth") or {}
+    growth, released = analysis.get("growth") or {}, analysis.get("released_at_close_bytes")
     yield f"{'growth since the baseline':28}{'loop':>14}{'closed':>14}"
     for name, key in GROWTH:
         shown = [_signed((growth.get(phase) or {}).get(key), is_bytes=key != "fd_count") for phase in ("loop", "closed")]
         yield f"  {name:26}{shown[0]:>14}{shown[1]:>14}"
-    released = analysis.get("released_at_close_bytes")
-    if released is not None:
-        yield f"  {'anonymous, by closing':26}{'':14}{_signed(-released):>14}"
+        if key == "anonymous_bytes" and released is not None:
+            yield f"    {'by closing alone':24}{'':14}{_signed(-released):>14}"
 
 
 def _classes(analysis: Mapping[str, Any]) -> Iterator[str]:

@@ -90,7 +90,7 @@ def test_the_report_says_the_verdict_first_and_what_grew(tmp_path: Path) -> None
     for name in ("private", "anonymous", "RSS", "descriptors", "interpreter blocks", "anonymous bytes"):
         assert any(line.startswith(f"  {name} ") for line in said), name
     assert any(line.startswith("  malloc bytes ") for line in said) == (os.confstr("CS_GNU_LIBC_VERSION") is not None)
-    assert any(line.startswith("  anonymous, by closing ") for line in said)
+    assert any(line.startswith("    by closing alone ") for line in said)
     assert done.stderr.splitlines()[0] == "get_tensor, 64 elements, offset 0: preparing"
     assert "docs/retention.md" in said[-1]
     assert max(len(line) for line in said if not line.startswith("warning: ")) <= 250  # one names the processes that came and went

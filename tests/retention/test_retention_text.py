@@ -33,7 +33,7 @@ def test_a_whole_run_has_no_word_of_so_far() -> None:
 def test_what_closing_released_is_told() -> None:
     run = run_object(size=64.0)
     run["samples"][-1]["anonymous_bytes"] -= 1 << 20
-    assert re.search(r"^  anonymous, by closing +-1\.00 MiB$", said_of(run), re.MULTILINE)
+    assert re.search(r"^    by closing alone +-1\.00 MiB$", said_of(run), re.MULTILINE)
 
 
 def test_mallocs_own_count_is_a_row_where_there_is_one() -> None:
