@@ -358,6 +358,7 @@ class MemoryMoment(StrEnum):
     AFTER_MAP = "after_map"
     AFTER_CHECKSUM = "after_checksum"
     AFTER_RESTORE = "after_restore"
+    AFTER_REGISTRATION = "after_registration"
     CLOSED = "closed"
 
 

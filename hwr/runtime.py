@@ -23,7 +23,6 @@ from hwr.errors import (
     ActiveLease,
     CanonicalLoadFailed,
     DomainUnavailable,
-    HostRegistrationCleanupError,
     HwrError,
     LocalMiss,
     ProducerFailed,
@@ -70,7 +69,6 @@ from hwr.store.publish import Publication, publish
 from hwr.telemetry import events as E
 from hwr.telemetry import memory
 from hwr.telemetry.failures import record_failure
-from hwr.transport import register_loaded
 from hwr.units import one_line, short_key
 
 
@@ -89,19 +87,10 @@ def load(
         ResolutionFailed: required could not be met, or a failure that preferred must not hide. It is a RuntimeError.
         SourceRejected, CanonicalLoadFailed: the checkpoint cannot be loaded the ordinary way either.
         NotImplementedYet: an option that this version models and does not have.
-        HostRegistrationError: registration was asked for by name, and its failure must end the start.
     """
     refuse_unimplemented(options)
     _tell(options)
-    loaded = _Load(as_factory(module_factory), Path(checkpoint), options, adaptation).run()
-    if "dlo_host_registration_mode" in options.given:  # it belongs to layerwise offload; whoever asks for it by name gets it without
-        try:
-            register_loaded(loaded, options)
-        except BaseException:
-            with suppress(ActiveLease, HostRegistrationCleanupError):  # what may still be registered stays mapped
-                loaded.close()
-            raise
-    return loaded
+    return _Load(as_factory(module_factory), Path(checkpoint), options, adaptation).run()
 
 
 def publish_checkpoint(

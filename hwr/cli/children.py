@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -22,18 +23,26 @@ from hwr.outcomes import Phase
 from hwr.telemetry.events import PhaseChanged
 
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+# A second Ctrl-C of a nervous hand comes sooner; whoever still waits then means it.
+PATIENCE_SECONDS: Final = 2.0
 
 
 @contextlib.contextmanager
 def forwarding(children: Sequence[subprocess.Popen[Any]]) -> Iterator[Stop]:
-    """Send SIGTERM and SIGINT on to the children while the block starts them and waits for them."""
+    """Send SIGTERM and SIGINT on to the children while the block starts them and waits for them.
+
+    A rank that is stuck in a driver call answers neither: asked again after a while, it is killed.
+    """
     stop = Stop()
+    asked: list[float] = []
 
     def handler(number: int, _: FrameType | None) -> None:
         stop.signal = number
+        asked.append(time.monotonic())
+        again = asked[-1] - asked[0] >= PATIENCE_SECONDS
         for child in children:
             if child.returncode is None:
-                child.send_signal(number)
+                child.send_signal(signal.SIGKILL if again else number)
 
     with handling(handler, ()):
         yield stop

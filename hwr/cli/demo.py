@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,7 @@ def _print(stock: dict[str, Any], first: dict[str, Any], second: dict[str, Any])
             rows.append((f"  {stage}", own, *("-" if seconds is None else seconds_text(seconds) for seconds in told)))
     rows.append(("artifact", "-", *(bytes_text(answer["report"]["bytes"]) for answer in (first, second))))
     rows.append(("publication", "-", *(str(answer["report"]["publication"] or "-") for answer in (first, second))))
+    rows.append(("transport", "-", *(_transport(answer["report"]) for answer in (first, second))))
     for purpose, words in (
         (ChecksumPurpose.SOURCE, "hashed, source"),
         (ChecksumPurpose.PUBLISH, "hashed, publish"),
@@ -213,3 +214,8 @@ def _where(second: dict[str, Any], run_dir: Path, scraped: int | Unavailable, *,
     print("look at it:")
     print(f"  curl -s {second['metrics']} | grep hwr_resolutions_total" if held else f"  less {second['journal']}/events.000001.jsonl")
     print(f"  {_command()} store ls --root {second['root']}", flush=True)
+
+
+def _transport(report: Mapping[str, Any]) -> str:
+    reason = report["transport_reason"]
+    return str(report["transport"]) if reason in (None, report["transport"]) else f"{report['transport']}: {reason}"

@@ -111,5 +111,7 @@ def _ended(children: Sequence[subprocess.Popen[str]]) -> list[int]:
         if rank is None:
             break  # a child that is not ours: wait for ours in order
         if status := children[rank].wait():
-            print(f"hwr: rank {rank} ended with status {status}", file=sys.stderr, flush=True)
+            others = ", ".join(f"{rank} (pid {pid})" for pid, rank in left.items())
+            still = f"; still running: rank {others}" if others else ""
+            print(f"hwr: rank {rank} ended with status {status}{still}", file=sys.stderr, flush=True)
     return [child.wait() for child in children]

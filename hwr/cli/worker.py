@@ -66,8 +66,7 @@ def run_work(work: Work, options: Options) -> int:
         with load(PretrainedFactory(work.model, work.dtype), work.model, options) as loaded:
             digest = None
             try:
-                if loaded.report.transport_reason is None:
-                    register_loaded(loaded, options)
+                register_loaded(loaded, options)
                 if work.steps != 0:
                     digest = _steps(loaded.module, work.steps)
             finally:

@@ -36,7 +36,7 @@ class HostRegistrationBudgetError(HostRegistrationError):
 
 class HostRegistrationUnsupported(HostRegistrationError):
     """{driver} cannot register read-only mappings here: {problem}
-    The weights can be served staged; nothing was asked of the driver."""
+    The weights can be served staged; nothing was registered."""
 
     code = FailureCode.REGISTRATION_UNSUPPORTED
 

@@ -13,7 +13,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -272,11 +272,6 @@ class Registered:
         self.close()
 
 
-def held_chunks() -> Sequence[Chunk]:
-    """Return everything of this process that may be registered: what is in use, and what could not be unregistered."""
-    return tuple(chunk for holding in _holdings for chunk in holding.chunks)
-
-
 def _release(holding: Holding, cause: str) -> tuple[str, ...]:
     if holding.inherited or not holding.chunks:
         holding.undo()
@@ -306,7 +301,7 @@ def _hook() -> None:
 
 def _at_exit() -> None:
     """Unregister before the interpreter takes the mappings down; a call in progress in another thread is left alone."""
-    for holding in _holdings:
+    for holding in tuple(_holdings):  # a copy: whatever is released leaves the list
         if holding.inherited or holding.busy():
             continue
         try:

@@ -2,19 +2,21 @@
 
 Owns the order: plan, capability, budget, the turn of this process, one driver call a chunk, rollback, the vote of the group. Promises that
 everything which can refuse does so before the first call (H2); a begin event before each call and its end after it (H3); a deadline that
-is looked at between calls; a rollback in reverse on every way out but success, an interrupt included; and that whatever may still be
-registered stays mapped. A clean rollback is `Staged`, an unclean one raises (H6). Refuses to cancel a call: the events, stack.txt and the
-kernel's pin counters say where it is, whoever supervises the process ends it.
+is looked at between calls and after the last; a rollback in reverse on every way out but success, an interrupt included; and that
+whatever may still be registered stays mapped. A clean rollback is `Staged`, an unclean one raises (H6). Refuses to cancel a call: the
+events, stack.txt and the kernel's pin counters say where it is, whoever supervises the process ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from hwr.errors import (
     GroupVoteOverdue,
@@ -31,6 +33,7 @@ from hwr.outcomes import BudgetSource, RegistrationOutcome, RollbackResult, Tran
 from hwr.registration.admission import admitted
 from hwr.registration.budget import Budget, Facts, budget, read_facts
 from hwr.registration.drivers import Drain, Driver, DriverFailed
+from hwr.registration.preflight import known_limits
 from hwr.registration.ranges import CHUNK_BYTES, Chunk, Plan, Region, plan
 from hwr.registration.registered import Export, Holding, Registered, Undone
 from hwr.registration.stack import StackFile
@@ -40,6 +43,9 @@ from hwr.telemetry import events as E
 from hwr.telemetry.hub import Span
 from hwr.telemetry.process import sync
 from hwr.units import one_line
+
+# The vote goes on for a tenth of the deadline, and this at least: for a rank that began that much later, and whose turn never came.
+GRACE_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def register(
 
     `files` are the payload files; each is locked while it is registered. `exports` hold the mappings; they are taken over: given back
     when nothing of them is registered any more, and never otherwise. `limit_bytes` None is no configured ceiling. The deadline counts
-    from here, for the turn and the calls; the vote has its own.
+    from here, for the turn and the calls; the vote ends a tenth of it later, 2 s at least.
 
     Raises:
         WritableRegion: a mapping can be written; the driver was not called.
@@ -154,7 +160,11 @@ class _Registration:
         if refused is not None:
             failure = HostRegistrationUnsupported(reason=refused.word, driver=self._driver.name, problem=refused.reason)
             return Staged(TransportReason(refused.word), refused.reason, failure)
-        return self._over_budget(budget(facts(), self._limit_bytes, memlock_applies=self._driver.memlock_applies))
+        refusal = self._over_budget(budget(facts(), self._limit_bytes, memlock_applies=self._driver.memlock_applies))
+        if refusal is None and self._driver.name == "cuda":
+            for line in known_limits(self._plan, os.uname().release, None):
+                emit(E.LimitRecorded(problem=line))
+        return refusal
 
     def _over_budget(self, found: Budget) -> Staged | None:
         planned, failure = self._plan.nbytes, None
@@ -199,7 +209,8 @@ class _Registration:
             except HostRegistrationError as failure:
                 return self._staged_after(TransportReason.DRIVER_ERROR, failure)
             self._done_bytes += chunk.nbytes
-        return None
+        # Others may have given up on a call that took this long.
+        return self._staged_after(TransportReason.DEADLINE, self._too_late()) if self._clock() >= self._deadline else None
 
     def _call(self, chunk: Chunk) -> None:
         ordinals = {
@@ -260,10 +271,10 @@ class _Registration:
         Raises:
             HostRegistrationCleanupError: something may still be registered.
         """
-        self._rolled_back = True
         size = self._held_bytes()
         with span(E.RollbackBegun(cause=cause, chunks=len(self._holding.chunks), bytes=size), result=RollbackResult.PARTIAL) as rolling:
             undone = self._holding.undo()
+            self._rolled_back = True  # not before: an interrupt in the driver leaves chunks, and whoever catches it tries them again
             drain = self._driver.drain() if failed or undone.problems else None
             rolling.add(
                 result=RollbackResult.PARTIAL if undone.kept else RollbackResult.CLEAN,
@@ -304,7 +315,9 @@ class _Registration:
             return staged
         mine = RegistrationOutcome.REGISTERED if staged is None else RegistrationOutcome.STAGED
         try:
-            decision = self._vote.decide(mine, TransportReason.REGISTERED if staged is None else staged.reason)
+            left = self._deadline + max(GRACE_SECONDS, self._deadline_seconds / 10) - self._clock()
+            reason = TransportReason.REGISTERED if staged is None else staged.reason
+            decision = self._vote.decide(mine, reason, seconds=max(0.0, left))
         except GroupVoteOverdue as overdue:
             if staged is None:
                 self._roll_back(TransportReason.GROUP, overdue.cause, failed=False)

@@ -2,10 +2,13 @@
 
 Owns the protocol of a vote, and the one by files: each rank writes its ballot into its own worker directory, below the run that all
 share, and reads those of the others. Promises a deadline; that whoever waits says for whom; that a rank which died is named at once; and
-one answer for all ranks that get one (H5), since a ballot is never changed for the better. A rank that leaves without an answer says so
-(`failed`), and then nobody gets one. Refuses what an earlier start left behind, in one run and under one name: a vote counts if its
-process lives (the flock on `alive`) and wrote it since we joined, or if it was counted together with ours. The rank that joined first
-can count all others', then the second, and so on. Refuses directories and files of another user, links, and files above 64 KiB.
+one answer for all ranks that get one (H5), since a ballot is never changed for the better. One vote against decides: whoever is staged
+waits for nobody, and whoever sees such a ballot is staged at once and says so in its own. A rank that leaves without an answer says
+`failed`, and then nobody gets `registered`. Refuses what an earlier start left behind, in one run and under one name: a vote counts if
+its process lives (the flock on `alive`) and wrote it since we joined, or if it was counted together with ours. The rank that joined first
+can count all others', then the second, and so on. A vote against counts as long as its process lives: its rank did not wait for us. One
+that lingers from an earlier start is seen before we vote, so that it stages all of us alike. Refuses directories and files of another
+user, links, and files above 64 KiB.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from hwr.errors import GroupVoteOverdue, errno_text
-from hwr.outcomes import Phase, RegistrationOutcome, Role, TransportReason
+from hwr.outcomes import Operation, Phase, RegistrationOutcome, Role, TransportReason
 from hwr.telemetry import alive, rundir, span
 from hwr.telemetry.clock import boot_ns
 from hwr.telemetry.events import VoteBegun, VoteStillWaiting
@@ -30,6 +33,7 @@ from hwr.telemetry.hub import Span
 from hwr.telemetry.process import journal_directory
 from hwr.telemetry.reader import read_state
 from hwr.telemetry.resource import process_start_ns
+from hwr.telemetry.state import OpenOperation
 from hwr.units import one_line, seconds_text
 
 MAX_BYTES: Final = 64 << 10
@@ -37,6 +41,8 @@ MAX_BYTES: Final = 64 << 10
 POLL_SECONDS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 TELL_SECONDS: Final = 2.0
 _OVERDUE: Final = "vote_overdue"  # the reason of a rank that left because of others
+# Whoever is in one of these waits for another process; whoever is in a chunk is waited for.
+_WAITS: Final = frozenset({Operation.LOCK, Operation.ADMISSION, Operation.VOTE})
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _rounds: Final[dict[str, int]] = {}
 
@@ -59,20 +65,22 @@ class Vote(Protocol):
     def join(self) -> None:
         """Say that this rank takes part, before anything slow; the others can tell it from one that never came."""
 
-    def decide(self, outcome: RegistrationOutcome, reason: TransportReason) -> Decision:
-        """Vote, and wait for all others.
+    def decide(self, outcome: RegistrationOutcome, reason: TransportReason, *, seconds: float | None = None) -> Decision:
+        """Vote; what is staged is decided at once, and what is registered waits for all others or one against.
+
+        It waits up to `seconds`; None is what the vote was made with.
 
         Raises:
             GroupVoteOverdue: there is no answer, and there will be none for this rank.
         """
 
     def leave(self) -> None:
-        """Say that this rank gets no answer any more: its start ends. Raises nothing."""
+        """Say that this rank gets no answer any more: its start ends. After an answer it does nothing. Raises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What a rank wrote: no `outcome` yet while it is at it; `counted` are the processes whose votes it decided with.
+    """What a rank wrote: no `outcome` yet while it is at it; `counted` are the processes that it decided with.
 
     Times are CLOCK_BOOTTIME.
     """
@@ -123,6 +131,8 @@ class _Standing:
     directory: Path | None = None
     lost: bool = False
     follows: bool = False
+    joined: str | None = None  # the process, if it takes part and has not voted
+    operation: OpenOperation | None = None
 
 
 class FileVote:
@@ -141,6 +151,8 @@ class FileVote:
     ) -> None:
         """Take part in the next vote of this name. `directory` is this process's worker directory; all ranks share its parent.
 
+        `deadline_seconds` is for a `decide` that is not told how long it may wait.
+
         The n-th vote of a name in one process is the n-th of it in every other: ranks register in the same order.
         """
         if not _NAME.fullmatch(name) or not 0 <= rank < world_size:
@@ -153,38 +165,54 @@ class FileVote:
         self._deadline_seconds, self._clock, self._pause = deadline_seconds, clock, pause
         self._started_ns = process_start_ns()
         self._seen_alive: set[str] = set()  # who is gone later has died, and is no relic of an earlier start
-        self._joined_ns = boot_ns()
+        self._joined_ns, self._joined = boot_ns(), clock()
+        self._decided = False
         self._mine = Ballot(rank, os.getpid(), self._started_ns, self._joined_ns)
 
     def join(self) -> None:
         """Write a ballot without an outcome."""
         self._write()
 
-    def decide(self, outcome: RegistrationOutcome, reason: TransportReason) -> Decision:
+    def decide(self, outcome: RegistrationOutcome, reason: TransportReason, *, seconds: float | None = None) -> Decision:
         """Vote and wait; see `Vote`."""
-        begun = VoteBegun(
-            rank=self._rank, world_size=self._size, vote=outcome, reason=reason, deadline_seconds=self._deadline_seconds
-        )  # fmt: skip
+        seconds = self._deadline_seconds if seconds is None else seconds
+        begun = VoteBegun(rank=self._rank, world_size=self._size, vote=outcome, reason=reason, deadline_seconds=seconds)
         with span(begun) as voting:
+            seen = self._against(self._standings()) if outcome is RegistrationOutcome.REGISTERED else ()
+            if seen:  # never voted for: nobody can count it
+                outcome, reason = RegistrationOutcome.STAGED, TransportReason.GROUP
             self._write(outcome=outcome, reason=reason.value)
-            standings = self._wait(voting)
-            ballots = [one.ballot for one in standings.values() if one.ballot is not None]
-            self._write(counted=tuple(ballot.process for ballot in ballots))
-            against = tuple(f"rank {one.rank}: {one.reason}" for one in ballots if one.outcome is not RegistrationOutcome.REGISTERED)
+            standings = self._wait(voting, seconds) if outcome is RegistrationOutcome.REGISTERED else self._standings()
+            self._decided = True
+            # With a vote against, of those that have not voted too: it stays readable for them when this process has ended.
+            processes = (one.joined if one.ballot is None else one.ballot.process for one in standings.values())
+            counted = tuple(process for process in processes if process is not None)
+            against = seen or self._against(standings)
+            if against and self._mine.outcome is RegistrationOutcome.REGISTERED:
+                self._write(outcome=RegistrationOutcome.STAGED, reason=TransportReason.GROUP.value, counted=counted)
+            else:
+                self._write(counted=counted)
             decision = Decision(not against, against)
             voting.add(decision=RegistrationOutcome.REGISTERED if decision.registered else RegistrationOutcome.STAGED, against=against)
             return decision
 
     def leave(self) -> None:
-        """Vote `failed`; one who left because of others stays so."""
-        if self._mine.outcome is not RegistrationOutcome.FAILED:
+        """Vote `failed`; one who left because of others stays so, and an answer that others have too is not taken back."""
+        if not self._decided and self._mine.outcome is not RegistrationOutcome.FAILED:
             self._leave("start_ended")
 
     def _leave(self, why: str) -> None:
         with contextlib.suppress(GroupVoteOverdue):
             self._write(outcome=RegistrationOutcome.FAILED, reason=why)
 
-    def _wait(self, voting: Span) -> Mapping[int, _Standing]:
+    def _against(self, standings: Mapping[int, _Standing]) -> tuple[str, ...]:
+        """Say who is staged and why; those that are because of others are left out, unless they are all there are."""
+        ballots = [one.ballot for one in standings.values() if one.ballot is not None]
+        staged = [one for one in ballots if one.outcome is RegistrationOutcome.STAGED]
+        own = [one for one in staged if one.reason != TransportReason.GROUP]
+        return tuple(f"rank {one.rank}: {one.reason}" for one in own or staged)
+
+    def _wait(self, voting: Span, seconds: float) -> Mapping[int, _Standing]:
         begun = self._clock()
         pauses = iter(POLL_SECONDS)
         wait, tell = POLL_SECONDS[0], TELL_SECONDS
@@ -192,26 +220,26 @@ class FileVote:
             standings = self._standings()
             waited = self._clock() - begun
             missing = {rank: one for rank, one in standings.items() if one.ballot is None}
-            if not missing:
+            if not missing or self._against(standings):
                 return standings
-            if waited >= self._deadline_seconds or any(one.lost for one in missing.values()):
+            if waited >= seconds or any(one.lost for one in missing.values()):
                 named = _at_fault(missing)
                 voting.add(missing=tuple(named))
                 self._leave(_OVERDUE)
-                raise self._overdue(named, waited)
+                raise self._overdue(named)
             if waited >= tell:
                 tell += TELL_SECONDS
                 voting.progress(VoteStillWaiting(missing=tuple(missing), waited_seconds=waited))
             wait = next(pauses, wait)
-            self._pause(min(wait, max(0.0, self._deadline_seconds - waited)))
+            self._pause(min(wait, max(0.0, seconds - waited)))
 
-    def _overdue(self, named: Mapping[int, _Standing], waited: float) -> GroupVoteOverdue:
-        problem = "; ".join(f"rank {rank} {one.why}{_in_what(one.directory)}" for rank, one in named.items())
+    def _overdue(self, named: Mapping[int, _Standing]) -> GroupVoteOverdue:
+        problem = "; ".join(f"rank {rank} {one.why}{_in_what(one.operation)}" for rank, one in named.items())
         return GroupVoteOverdue(
             reason="lost" if any(one.lost for one in named.values()) else "overdue",
             rank=self._rank,
             size=self._size,
-            waited=waited,
+            waited=self._clock() - self._joined,
             problem=problem,
             ranks=list(named),
         )
@@ -265,24 +293,27 @@ class FileVote:
             if lives:
                 self._seen_alive.add(name)
             if ballot is not None and (lives or self._counted_us(ballot) or self._died(worker, name, ballot)):
-                return self._of_this_start(worker, ballot, lives)  # whatever older processes of this rank say is a relic
+                newest = told.directory is None
+                return self._of_this_start(worker, ballot, lives, newest)  # whatever older processes of this rank say is a relic
             if lives and (told.directory is None or told.lost):
                 told = _Standing(None, f"(pid {worker.pid}) has not voted", worker.path)
             elif not lives and told.directory is None and self._died(worker, name, ballot):
                 told = _Standing(None, f"(pid {worker.pid}) died before all had voted", worker.path, lost=True)
         return told
 
-    def _of_this_start(self, worker: rundir.WorkerDirectory, ballot: Ballot, lives: bool) -> _Standing:
+    def _of_this_start(self, worker: rundir.WorkerDirectory, ballot: Ballot, lives: bool, newest: bool) -> _Standing:
         follows = ballot.reason == _OVERDUE
         if ballot.outcome is RegistrationOutcome.FAILED and ballot.written_ns >= self._started_ns:
             return _Standing(None, f"(pid {worker.pid}) ended its start", worker.path, lost=True, follows=follows)
         if ballot.outcome is not None and (self._counted_us(ballot) or (lives and ballot.written_ns >= self._joined_ns)):
             return _Standing(ballot)
+        if ballot.outcome is RegistrationOutcome.STAGED and lives and newest:  # it did not wait for us
+            return _Standing(ballot)
         if not lives:
             return _Standing(None, f"(pid {worker.pid}) died before all had voted", worker.path, lost=True)
         if ballot.outcome is not None:  # it waits as we do, or is a relic
             return _Standing(None, f"(pid {worker.pid}) voted before this rank came, and has not counted it", worker.path, follows=True)
-        return _Standing(None, f"(pid {worker.pid}) has not voted", worker.path)
+        return _Standing(None, f"(pid {worker.pid}) has not voted", worker.path, joined=ballot.process)
 
     def _counted_us(self, ballot: Ballot) -> bool:
         return self._mine.process in ballot.counted
@@ -347,14 +378,26 @@ def _is_of(directory: Path, rank: int) -> bool:
 
 
 def _at_fault(missing: Mapping[int, _Standing]) -> dict[int, _Standing]:
-    """Choose whom to name: who will never vote, else who has not; of those that left because of others only if there is nobody else."""
+    """Choose whom to name: who will never vote, else who has not; of those that left because of others only if there is nobody else.
+
+    The first of them is the one to look at: in a driver call, while others wait for its turn to end.
+    """
     own = {rank: one for rank, one in missing.items() if not one.follows}
-    return {rank: one for rank, one in own.items() if one.lost} or own or dict(missing)
+    named = {rank: one for rank, one in own.items() if one.lost} or own or dict(missing)
+    for one in named.values():
+        one.operation = None if one.directory is None else read_state(one.directory).current_operation()
+    return dict(sorted(named.items(), key=lambda item: (_place(item[1].operation), item[0])))
 
 
-def _in_what(directory: Path | None) -> str:
+def _place(operation: OpenOperation | None) -> int:
+    """Say how early to name a rank: in a driver call first, waiting for another process last."""
+    if operation is None:
+        return 1
+    return 0 if operation.operation == Operation.REGISTER_CHUNK else 2 if operation.operation in _WAITS else 1
+
+
+def _in_what(operation: OpenOperation | None) -> str:
     """Say what its journal has it in, for a rank that lives in a call or waits."""
-    operation = None if directory is None else read_state(directory).current_operation()
     if operation is None:
         return ""
     words = ""

@@ -57,6 +57,7 @@ class _Process:
         self.alive: AliveFile | None = None
         self.directory: Path | None = None
         self.stop: threading.Event | None = None
+        self.own_run_id = False
 
 
 _process = _Process()
@@ -128,6 +129,11 @@ def run_directory() -> Path | None:
     return None if _process.directory is None else _process.directory.parent.parent
 
 
+def run_id_is_shared() -> bool:
+    """Say whether the ranks of this start write into one run: its id was given, or follows from their launcher."""
+    return not _process.own_run_id and rundir.shared_run_id(os.environ) is not None
+
+
 def sync() -> None:
     """Make the journal durable, before something that may take the node down."""
     if _process.hub is not None:
@@ -192,6 +198,8 @@ def _hub() -> Hub | None:
 
 def _open(configuration: Configuration) -> None:
     environ = os.environ
+    if rundir.shared_run_id(environ) is None:
+        _process.own_run_id = True
     run_id = rundir.run_id(environ)
     if not environ.get("HWR_RUN_ID", "").strip():
         environ["HWR_RUN_ID"] = run_id  # ranks that this process starts belong to the same run

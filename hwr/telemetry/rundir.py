@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hwr.errors import Unavailable
+from hwr.procfs.identity import start_ns
+
 SHARED_RUN_DIR: Final = Path("/run/hwr")
 KEPT_SECONDS: Final = 7 * 86400
 KEPT_BYTES: Final = 1 << 30
@@ -62,11 +65,23 @@ def private_run_directory() -> Path:
 
 def run_id(environ: Mapping[str, str]) -> str:
     """Return the id that all ranks of one start share, or a new one; the caller exports it."""
+    return shared_run_id(environ) or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
+
+
+def shared_run_id(environ: Mapping[str, str]) -> str | None:
+    """Return the id that the other ranks have too; None if this process would make one up.
+
+    Ranks that a launcher started without giving one (torchrun's own is "none") are told together by their parent process.
+    """
     for name in ("HWR_RUN_ID", "TORCHELASTIC_RUN_ID"):
         value = environ.get(name, "").strip()
         if value and not (name == "TORCHELASTIC_RUN_ID" and value == "none"):
             return _SAFE.sub("_", value)[:100].lstrip(".") or "run"
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
+    size, parent = environ.get("WORLD_SIZE", "").strip(), os.getppid()
+    if not (size.isascii() and size.isdecimal() and int(size) > 1) or parent <= 1:  # init's children have nothing in common
+        return None
+    started = start_ns(parent)
+    return None if isinstance(started, Unavailable) else f"launch-{parent}-{started}"
 
 
 def create_worker_directory(run_dir: Path, run: str, rank: int, pid: int, start_ns: int) -> WorkerDirectory:

@@ -89,3 +89,29 @@ def test_other_exceptions_pass() -> None:
         raise KeyError("mine")
     assert issubclass(Terminated, BaseException)
     assert not issubclass(Terminated, Exception)
+
+
+STUBBORN = """
+import signal, subprocess, sys, time
+from hwr.cli import children
+children.PATIENCE_SECONDS = float(sys.argv[1])
+code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); [signal.pause() for _ in range(9)]"
+with subprocess.Popen([sys.executable, "-c", code]) as child, children.forwarding([child]) as stop:
+    print("ready", flush=True)
+    child.wait()
+    print(child.returncode, stop.signal, flush=True)
+"""
+
+
+def test_a_child_that_does_not_answer_is_killed_when_asked_again() -> None:
+    """A rank in a driver call hears no SIGTERM; whoever asks a second time, after a while, means it."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+    with subprocess.Popen([sys.executable, "-c", STUBBORN, "0.2"], env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert {line(process), line(process)} == {"ready\n", "deaf\n"}
+        assert process.stdout is not None
+        asked = 0
+        while not asked or not select.select([process.stdout], [], [], 0.1)[0]:
+            process.send_signal(signal.SIGTERM)
+            asked += 1
+        assert 1 < asked < 100
+        assert line(process) == f"{-signal.SIGKILL} {int(signal.SIGTERM)}\n"

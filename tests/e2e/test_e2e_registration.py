@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cuda_standin import REGISTER, UNREGISTER, Standin
-from e2e_processes import NOBODY, Done, Forge
+from e2e_processes import NOBODY, Done, Forge, Programs
 from e2e_stores import Store
 
 # What a server does, with the platform's library given. It prints the choice and what is held, then ends in one of several ways.
@@ -174,3 +175,78 @@ def test_ranks_end_alike(forge: Forge, tiny: Path, tiny_published: Store, copied
         if journal.of("hwr.registration.mapping.begin"):
             (vote,) = journal.of("hwr.registration.vote.end")
             assert vote["decision"] == "registered"
+
+
+AGAIN = """
+import gc, json, re, sys
+from pathlib import Path
+import hwr
+from hwr.errors import OptionError
+from hwr.loader.factory import PretrainedFactory
+model, root = sys.argv[1:]
+options = hwr.compose({"host_weight_runtime_mode": "required", "host_weight_runtime_root": root}, environ={})
+def locked():
+    return int(re.search(r"VmLck:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+with hwr.load(PretrainedFactory(model), model, options) as loaded:
+    refusals = []
+    for device in ("cuda:abc", "xpu:0", ""):
+        try:
+            hwr.register_loaded(loaded, options, device=device)
+        except OptionError as error:
+            refusals.append(error.cause)
+    off = hwr.register_loaded(loaded, options, mode="disabled").reason
+    first = hwr.register_loaded(loaded, options, mode="required")
+    same = hwr.register_loaded(loaded, options).registered is first.registered
+    del first
+    gc.collect()
+    held = locked()
+print(json.dumps({"refusals": len(refusals), "off": off, "same": same, "held": held, "after": locked()}))
+"""
+
+
+def test_a_second_call_changes_nothing_and_a_bad_device_leaves_nothing(
+    forge: Forge, tiny: Path, tiny_published: Store, copied: Callable[[Store], Store]
+) -> None:
+    """A server says the mode itself where its options cannot (R3); what is held is held by the model, not by an answer."""
+    done = forge.python(AGAIN, tiny, copied(tiny_published).root)
+    assert done.rc == 0, done.err
+    told = json.loads(done.out)
+    assert (told["refusals"], told["off"], told["same"]) == (3, "mode_disabled", True)
+    assert told["held"] > 0
+    assert told["after"] == 0
+
+
+RANK = """
+import json, sys
+import hwr
+from hwr.loader.factory import PretrainedFactory
+model, root = sys.argv[1:]
+options = hwr.compose({"host_weight_runtime_mode": "required", "host_weight_runtime_root": root, "hwr_registration_deadline_seconds": 60})
+with hwr.load(PretrainedFactory(model), model, options) as loaded:
+    choice = hwr.register_loaded(loaded, options)
+    print(json.dumps([choice.transport, choice.reason]), flush=True)
+"""
+
+
+def test_ranks_of_torchrun_find_each_other(
+    programs: Programs, tiny: Path, tiny_published: Store, copied: Callable[[Store], Store], tmp_path: Path
+) -> None:
+    """torchrun gives no run id of its own ("none"): its ranks have their launcher in common."""
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    done = programs.run([*command, str(script), str(tiny), str(copied(tiny_published).root)], env={"HWR_RUN_ID": ""})
+    assert done.rc == 0, done.err
+    assert [json.loads(line) for line in done.out.splitlines() if line.startswith("[")] == [["registered", "registered"]] * 2
+
+
+def test_ranks_without_a_common_run_do_not_wait_for_each_other(
+    programs: Programs, tiny: Path, tiny_published: Store, copied: Callable[[Store], Store]
+) -> None:
+    """Started apart, with nothing in common: staged at once, and it says what to give them."""
+    env = {"WORLD_SIZE": "2", "HWR_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    done = programs.hwr(
+        "run", tiny, "--mode", "required", "--root", copied(tiny_published).root, "--steps", "0", "--quiet", "--json", env=env
+    )
+    assert done.rc == 0, done.err
+    assert (done.report["transport"], done.report["transport_reason"]) == ("staging", "group")

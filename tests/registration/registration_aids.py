@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import hwr
+from hwr.registration import registered as _registered
 from hwr.registration.budget import Facts
 from hwr.registration.drivers import Driver
 from hwr.registration.drivers.cuda import CudaDriver
-from hwr.registration.ranges import Region
+from hwr.registration.ranges import Chunk, Region
 from hwr.registration.registered import Export, Exports, Registered
 from hwr.registration.registrar import Staged, register
 from hwr.registration.vote import file_vote
@@ -58,14 +59,19 @@ def go(driver: Driver, *paths: Path, **options: Any) -> Registered | Staged:
     return register(exports.regions, exports=exports.held, driver=driver, files=paths, **{**told, **options})
 
 
-def rank_of_a_group(runtime: str, path: str, rank: str, size: str, deadline: str, vote_deadline: str = "") -> Registered | Staged:
+def held_chunks() -> tuple[Chunk, ...]:
+    """Return everything of this process that may be registered: what is in use, and what could not be unregistered."""
+    return tuple(chunk for holding in _registered._holdings for chunk in holding.chunks)
+
+
+def rank_of_a_group(runtime: str, path: str, rank: str, size: str, deadline: str) -> Registered | Staged:
     """What a child does: register one file as a rank of a group (of one: without a vote)."""
     from hwr import telemetry
 
     telemetry.configure(rank=int(rank))
     vote = None
     if int(size) > 1:
-        vote = file_vote("group", rank=int(rank), world_size=int(size), deadline_seconds=float(vote_deadline or deadline))
+        vote = file_vote("group", rank=int(rank), world_size=int(size), deadline_seconds=float(deadline))
     return go(CudaDriver(Path(runtime)), Path(path), deadline_seconds=float(deadline), vote=vote)
 
 

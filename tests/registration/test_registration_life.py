@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cuda_standin import REGISTER, UNREGISTER, Standin
-from registration_aids import MIB, children, go, mapped, payload_file, run, state_of
+from registration_aids import MIB, children, go, held_chunks, mapped, payload_file, run, state_of
 from store_artifacts import NOBODY, Zeros, find, payload, put, store
 
 from hwr import telemetry
@@ -21,7 +21,7 @@ from hwr.procfs.smaps import file_use, read_smaps
 from hwr.procfs.status import read_status
 from hwr.registration.drivers.cuda import CudaDriver
 from hwr.registration.drivers.mlock import MlockDriver
-from hwr.registration.registered import Registered, exports_of, held_chunks, regions_of
+from hwr.registration.registered import Registered, exports_of, regions_of
 from hwr.registration.registrar import Staged
 from hwr.telemetry import events as E
 
@@ -118,6 +118,16 @@ def test_at_the_end_of_the_interpreter_it_is_unregistered_first(standin: Standin
     assert (end.registered, end.lost) == (0, 0)
 
 
+def test_at_the_end_of_the_interpreter_all_of_several_are_unregistered(standin: Standin, tmp_path: Path) -> None:
+    paths = [payload_file(tmp_path / f"payload-{number}", 2 * MIB) for number in range(4)]
+    code = "held = [go(CudaDriver(Path(sys.argv[1])), Path(path)) for path in sys.argv[2:]]\n"
+    run(code + "assert all(isinstance(one, Registered) for one in held)", standin.path, *paths)
+    assert len(standin.calls(REGISTER)) == len(standin.calls(UNREGISTER)) == 8
+    (end,) = standin.ends().values()
+    assert (end.registered, end.lost) == (0, 0)
+    assert standin.lost() == 0
+
+
 def test_the_journal_tells_of_the_release_at_the_end(standin: Standin, tmp_path: Path) -> None:
     """The release comes before the exit event, which closes the journal."""
     path = payload_file(tmp_path / "payload", 2 * MIB)
@@ -131,7 +141,7 @@ def test_the_journal_tells_of_the_release_at_the_end(standin: Standin, tmp_path:
 def test_an_exception_through_the_owner_unregisters(standin: Standin, tmp_path: Path) -> None:
     path = payload_file(tmp_path / "payload", 2 * MIB)
     code = "def owner():\n    outcome = go(CudaDriver(Path(sys.argv[1])), Path(sys.argv[2]))\n    raise ValueError\ntry:\n    owner()\n"
-    code += "except ValueError:\n    pass\nfrom hwr.registration.registered import held_chunks\nassert not held_chunks()"
+    code += "except ValueError:\n    pass\nassert not held_chunks()"
     run(code, standin.path, path)
     assert standin.ends().popitem()[1].lost == 0
 

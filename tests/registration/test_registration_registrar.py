@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cuda_standin import LAST_ERROR, REGISTER, UNREGISTER, Foundry, Standin
 from prometheus_client import CollectorRegistry
-from registration_aids import MIB, go, mapped, payload_file
+from registration_aids import MIB, go, held_chunks, mapped, payload_file
 
 from hwr import telemetry
 from hwr.errors import (
@@ -23,7 +23,7 @@ from hwr.errors import (
 from hwr.outcomes import BudgetSource, DrainResult, FailureCode, Outcome, RegistrationOutcome, RollbackResult, Transport, TransportReason
 from hwr.registration.budget import Facts
 from hwr.registration.drivers.cuda import CudaDriver
-from hwr.registration.registered import Registered, held_chunks
+from hwr.registration.registered import Registered
 from hwr.registration.registrar import Staged
 from hwr.telemetry import events as E
 
@@ -164,6 +164,7 @@ def test_a_device_that_cannot_register_read_only_mappings_is_not_asked_to(standi
     outcome = staged(go(driver, payload))
     assert outcome.reason is TransportReason.CAPABILITY
     assert isinstance(outcome.failure, HostRegistrationUnsupported)
+    assert "nothing was registered" in outcome.failure.way_out
     assert not standin.calls(REGISTER)
     outcome = staged(go(CudaDriver(payload), payload))  # no library at all
     assert outcome.reason is TransportReason.PLATFORM
@@ -193,6 +194,34 @@ def test_the_deadline_is_honoured_between_calls(standin: Standin, driver: CudaDr
     assert told.of(E.MappingRegistered)[0].outcome is Outcome.TIMEOUT
 
 
+def test_the_deadline_is_looked_at_after_the_last_call(standin: Standin, driver: CudaDriver, payload: Path) -> None:
+    """A last call that returned late is undone like any other: the group may not have waited for it."""
+    clock = iter([0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 31.0])
+    outcome = staged(go(driver, payload, deadline_seconds=30.0, clock=lambda: next(clock)))
+    assert outcome.reason is TransportReason.DEADLINE
+    assert "4 of 4 chunks (4194304 of 4194304 bytes)" in outcome.detail
+    assert len(standin.calls(REGISTER)) == len(standin.calls(UNREGISTER)) == 4
+    assert standin.lost() == 0
+
+
+def test_limits_that_others_have_met_are_told_before_the_first_call(standin: Standin, driver: CudaDriver, tmp_path: Path) -> None:
+    """A warning for each; what fits into the default chunks meets none."""
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(512 * MIB)
+    with telemetry.record() as told:
+        outcome = go(driver, path, chunk_bytes=512 * MIB)
+    assert isinstance(outcome, Registered)
+    outcome.close()
+    (limit,) = told.of(E.LimitRecorded)
+    assert "from 512 MB the driver may compact memory" in limit.problem
+    names = [event.NAME for event in told.events]
+    assert names.index("hwr.registration.limit.record") < names.index("hwr.registration.chunk.begin")
+    with telemetry.record() as told:
+        go(driver, path, chunk_bytes=256 * MIB)
+    assert not told.of(E.LimitRecorded)
+
+
 class Interrupting(CudaDriver):
     """A driver in whose second call somebody presses Ctrl-C: the call has registered, and the exception arrives behind it."""
 
@@ -217,6 +246,28 @@ def test_an_interrupt_rolls_back_the_call_that_it_came_with_too(standin: Standin
     assert not held_chunks()
     assert told.of(E.RollbackBegun)[0].cause is None
     assert told.of(E.MappingRegistered)[0].outcome is Outcome.CANCELLED
+
+
+class InterruptedUndoing(CudaDriver):
+    """A driver in whose first `unregister` somebody presses Ctrl-C, before it did anything."""
+
+    interrupted = False
+
+    def unregister(self, address: int, nbytes: int) -> None:
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        super().unregister(address, nbytes)
+
+
+def test_an_interrupt_of_a_rollback_does_not_leave_what_it_was_undoing(standin: Standin, payload: Path) -> None:
+    """The exception goes on; on its way out the rollback is done again."""
+    standin.configure("register 3 fail 2")
+    with pytest.raises(KeyboardInterrupt):
+        go(InterruptedUndoing(standin.path), payload)
+    assert not held_chunks()
+    assert len(standin.calls(UNREGISTER)) == 2
+    assert standin.lost() == 0
 
 
 def test_a_driver_that_raises_what_it_should_not_is_undone_and_staged(standin: Standin, payload: Path) -> None:

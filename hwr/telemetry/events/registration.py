@@ -68,6 +68,15 @@ class BudgetRecorded(Event):
 
 
 @event
+class LimitRecorded(Event):
+    """A limit that others have met and that this plan touches, before the first driver call; no verdict, this driver may be free of it."""
+
+    NAME: ClassVar[str] = "hwr.registration.limit.record"
+    SEV: ClassVar[Severity] = Severity.WARN
+    problem: str
+
+
+@event
 class AdmissionEnded(End):
     """This process's turn has come, or its deadline passed first."""
 
