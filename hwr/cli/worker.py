@@ -147,7 +147,7 @@ def _print(report: Report, work: Work, digest: str | None, endpoint: MetricsServ
             "journal": None if where is None else str(where),
             "metrics": None if endpoint is None else endpoint.url,
         }
-        print(json.dumps({"schema_version": 1, **report.to_json(), **extra}), flush=True)
+        _say(json.dumps({"schema_version": 1, **report.to_json(), **extra}))
         return
     rows = [
         ("outcome", report.outcome.value),
@@ -168,7 +168,12 @@ def _print(report: Report, work: Work, digest: str | None, endpoint: MetricsServ
         ("metrics", endpoint and endpoint.url),
     ]
     head = "" if work.rank is None else f"rank {work.rank} "
-    print("\n".join(f"{head}{name + ':':21}{value}" for name, value in rows if value is not None), flush=True)
+    _say("\n".join(f"{head}{name + ':':21}{value}" for name, value in rows if value is not None))
+
+
+def _say(text: str) -> None:
+    """Print lines whole: ranks that have just agreed print at the same moment, and `print` may write the last newline apart."""
+    print(text + "\n", end="", flush=True)
 
 
 def _transport(report: Report) -> str:

@@ -169,6 +169,7 @@ def test_ranks_end_alike(forge: Forge, tiny: Path, tiny_published: Store, copied
         "run", tiny, "--mode", "required", "--root", copied(tiny_published).root, "--steps", "0", "--quiet", "--json", "--ranks", "2"
     )
     assert done.rc == 0, done.err
+    assert all(line.startswith("{") and line.endswith("}") for line in done.out.splitlines()), done.out
     reports = [json.loads(line) for line in done.out.splitlines()]
     assert [report["transport"] for report in reports] == ["registered", "registered"]
     for journal in done.journals:

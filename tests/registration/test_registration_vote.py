@@ -144,9 +144,10 @@ def test_a_rank_that_dies_is_named_at_once(group: Group, voted: bool) -> None:
         if process is third:
             tell(third, "registered")
         answer = said(process)
-        assert answer.startswith("overdue lost (1,) ")
+        # The third may have come to look after the death: then it knows of no such process, and names the rank all the same.
+        assert answer.startswith("overdue lost (1,) " if process is first else ("overdue lost (1,) ", "overdue overdue (1,) "))
         assert float(answer.split(")")[1].split()[0]) < 30
-        assert f"rank 1 (pid {second.pid}) died before all had voted" in answer
+        assert process is third or f"rank 1 (pid {second.pid}) died before all had voted" in answer
 
 
 def test_a_rank_that_leaves_ends_the_vote_for_all(group: Group) -> None:
