@@ -113,22 +113,18 @@ def _chosen(loaded: Loaded, options: Options, mode: RegistrationMode, device: st
     run_dir = options.telemetry.run_dir
     seconds = policy.registration_deadline_seconds
     agreed = vote or group_vote(seconds, None if run_dir is None else str(run_dir))
-    if isinstance(agreed, Choice):
-        return agreed
     refused = _refused(mode, pin=policy.pin_cpu_memory, mapped=lease is not None and root is not None)
     if lease is None or root is None or refused is not None:
         reason, why = refused or (TransportReason.NO_LEASE, _OWN)
-        if agreed is not None:  # nothing is to be registered here, so nowhere in the group
+        if agreed is not None and not isinstance(agreed, Choice):  # nothing is to be registered here, so nowhere in the group
             agreed.join()
             agreed.decide(RegistrationOutcome.STAGED, reason)
         return Choice(unregistered, reason, why)
+    if isinstance(agreed, Choice):
+        return agreed
+    directory = StoreLayout(root).artifact(lease.key)
+    files = [directory / file.name for file in lease.manifest.files if file.size]
     exports = exports_of(lease)
-    try:
-        directory = StoreLayout(root).artifact(lease.key)
-        files = [directory / region.name for region in exports.regions]
-    except BaseException:
-        exports.release()
-        raise
     found = register(
         exports.regions,
         driver=driver,

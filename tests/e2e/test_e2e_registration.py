@@ -246,8 +246,8 @@ def test_ranks_without_a_common_run_do_not_wait_for_each_other(
 ) -> None:
     """Started apart, with nothing in common: staged at once, and it says what to give them."""
     env = {"WORLD_SIZE": "2", "HWR_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    done = programs.hwr(
-        "run", tiny, "--mode", "required", "--root", copied(tiny_published).root, "--steps", "0", "--quiet", "--json", env=env
-    )
-    assert done.rc == 0, done.err
-    assert (done.report["transport"], done.report["transport_reason"]) == ("staging", "group")
+    arguments = ("run", tiny, "--mode", "required", "--root", copied(tiny_published).root, "--steps", "0", "--quiet", "--json")
+    for more, reason in (((), "group"), (("--dlo-host-registration-mode", "disabled"), "mode_disabled")):
+        done = programs.hwr(*arguments, *more, env=env)
+        assert done.rc == 0, done.err
+        assert (done.report["transport"], done.report["transport_reason"]) == ("staging", reason)
