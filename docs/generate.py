@@ -21,11 +21,13 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(REPOSITORY))
 
+from diag.node.snapshot import json_schema  # noqa: E402
 from hwr.outcomes import NEVER_EMITTED  # noqa: E402
 from hwr.telemetry.catalogue import Kind, Label, Metric, Scope  # noqa: E402
 from hwr.telemetry.event import Begin, End, Event, Progress, json_key  # noqa: E402
 from hwr.telemetry.events import SegmentOpened, all_events  # noqa: E402
 from hwr.telemetry.metrics import METRICS  # noqa: E402
+from hwr.telemetry.node_metrics import NODE_METRICS, TOP_DOMAINS  # noqa: E402
 from hwr.telemetry.schema import event_schema, index_schema  # noqa: E402
 
 SERIES_OF_A_RANK: Final = 350
@@ -44,7 +46,7 @@ _GROUPS: Final = (
     ("Sequence parallelism", "sp collective"),
     ("Memory", "process artifact memory allocator python gc retention"),
     ("Store and locks", "store lock"),
-    ("Node and telemetry", "runs run node collector events"),
+    ("Node and telemetry", "runs run workers node agent snapshot unreadable collector events"),
     ("Other", ""),
 )
 
@@ -84,6 +86,7 @@ def drift(root: Path) -> list[str]:
 def outputs() -> dict[str, str]:
     """Return every generated file by its name in the repository."""
     files = {"METRICS.md": metrics_text(), "EVENTS.md": events_text(), "docs/schema/index.json": _json(index_schema())}
+    files["docs/schema/node-snapshot.json"] = _json(json_schema())
     for kind in all_events():
         files[f"docs/schema/events/{kind.NAME}.json"] = _json(event_schema(kind))
     return files
@@ -96,12 +99,16 @@ def metrics_text() -> str:
     artifact = [metric for metric in own if any(label.values is None for label in metric.labels)]
     plain = sum(metric.series() for metric in own if metric not in artifact)
     process = sum(metric.series() for metric in summed)
+    node = sum(metric.series() for metric in NODE_METRICS if metric not in _of_each(NODE_METRICS))
+    each = {name: sum(metric.series() for metric in _of_each(NODE_METRICS, name)) for name in ("artifact", "domain")}
+    whole = 8 * (plain + sum(m.series() for m in artifact)) + process + node + sum(each.values())
     lines = [
         "# Metrics",
         "",
         _NOTE,
         "",
-        "Every metric of a worker carries `engine` and `rank`; those summed over all workers of an endpoint carry neither.",
+        "Every metric of a worker carries `engine` and `rank`; those summed over all workers of an endpoint, and those that the node's",
+        "agent has of the node, carry neither.",
         "Sizes are bytes, times seconds, timestamps seconds since the epoch (an age is `time()` minus the timestamp).",
         "A label has the values listed and no other.",
         "",
@@ -117,12 +124,15 @@ def metrics_text() -> str:
         f"| one rank | {plain} | {SERIES_OF_A_RANK} |",
         f"| an artifact that a rank maps, the largest {TOP_ARTIFACTS} | {sum(m.series() for m in artifact)} each | |",
         f"| summed over the workers of an endpoint | {process} | |",
-        f"| eight ranks with one artifact each | {8 * (plain + sum(m.series() for m in artifact)) + process} | {SERIES_OF_EIGHT_RANKS} |",
+        f"| the node's agent, of the node | {node} | |",
+        f"| the node's agent, an artifact, the largest {TOP_ARTIFACTS} (those in use first) | {each['artifact']} each | |",
+        f"| the node's agent, a domain of stores, at most {TOP_DOMAINS} | {each['domain']} each | |",
+        f"| an agent with eight ranks, one artifact and one store | {whole} | {SERIES_OF_EIGHT_RANKS} |",
         "",
         f"Failure codes that this version cannot meet have no series: {', '.join(f'`{code}`' for code in sorted(NEVER_EMITTED))}.",
         "",
     ]
-    for title, metrics in _grouped(METRICS):
+    for title, metrics in _grouped((*METRICS, *NODE_METRICS)):
         lines += [f"## {title}", "", "| metric | type | unit | labels | series | present | meaning |", "|---|---|---|---|---:|---|---|"]
         lines += [_metric_row(metric) for metric in metrics]
         lines.append("")
@@ -165,6 +175,12 @@ def _grouped(metrics: Sequence[Metric]) -> Iterator[tuple[str, list[Metric]]]:
             yield title, of_group
 
 
+def _of_each(metrics: Sequence[Metric], label: str | None = None) -> list[Metric]:
+    """Return those whose count depends on what lies on the node; the first label that has no closed set decides whose it is."""
+    first = {metric.name: next((each.name for each in metric.labels if each.values is None), None) for metric in metrics}
+    return [metric for metric in metrics if first[metric.name] is not None and label in (None, first[metric.name])]
+
+
 def _metric_row(metric: Metric) -> str:
     labels = "<br>".join(_label(label) for label in metric.labels) or "-"
     unit = metric.unit or _unit(metric.name)
@@ -174,7 +190,8 @@ def _metric_row(metric: Metric) -> str:
 
 def _label(label: Label) -> str:
     if label.values is None:
-        return f"`{label.name}`: 12 hex digits, the largest {TOP_ARTIFACTS}"
+        most = f"at most {TOP_DOMAINS}" if label.name == "domain" else f"the largest {TOP_ARTIFACTS}"
+        return f"`{label.name}`: 12 hex digits, {most}"
     if label.name == "event":
         return "`event`: every name of [EVENTS.md](EVENTS.md) but the checkpoint's"
     return f"`{label.name}`: {', '.join(label.values)}"
@@ -188,6 +205,8 @@ def _unit(name: str) -> str:
 def _presence(metric: Metric) -> str:
     if metric.scope is Scope.PROCESS:
         return "from the start"
+    if metric.scope is Scope.NODE or metric.name == "hwr_worker_stall":
+        return "agent, once known"
     if metric.kind is Kind.INFO and metric.labels:
         return "once chosen"
     if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM, Kind.STATESET, Kind.INFO):

@@ -199,6 +199,57 @@ class Stall(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Confidence(StrEnum):
+    """How sure a verdict is: high rests on what the kernel says, medium on two that agree, low on what is left over."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Liveness(StrEnum):
+    """Whether a worker lives; `recorded` is all that a copied directory can say."""
+
+    ALIVE = "alive"
+    EXITED = "exited"
+    DEAD = "dead"
+    RECORDED = "recorded"
+    UNKNOWN = "unknown"
+
+
+class Collective(StrEnum):
+    """The collectives that ranks wait for each other in."""
+
+    ALL_GATHER = "all_gather"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    BARRIER = "barrier"
+    BROADCAST = "broadcast"
+    SEND_RECV = "send_recv"
+
+
+class CollectorName(StrEnum):
+    """The parts that a node's snapshot is made of, each read on its own."""
+
+    RUNS = "runs"
+    PROCESSES = "processes"
+    MEMORY = "memory"
+    PAGE_CACHE = "page_cache"
+    LOCKS = "locks"
+    KERNEL = "kernel"
+    CGROUP = "cgroup"
+    STORE = "store"
+    MAPPERS = "mappers"
+
+
+class View(StrEnum):
+    """Who took a snapshot: the node's agent, a tool that looked itself, or nobody: it was put together from recorded journals."""
+
+    AGENT = "agent"
+    DIRECT = "direct"
+    REPLAY = "replay"
+
+
 class StorageScope(StrEnum):
     """The locality that a store serves."""
 

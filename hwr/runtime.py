@@ -132,12 +132,13 @@ def explain(
 
 
 def _tell(options: Options) -> None:
-    """Start what the telemetry options of a server ask for; what the host configured itself stays as it is."""
+    """Start what the telemetry options of a server ask for, and say what a watcher has to know; what the host configured itself stays."""
     told = options.telemetry
     if told.enabled:
         telemetry.ensure_configured(told.run_dir, told.engine)
     if told.metrics_port is not None and not telemetry.asked_to_serve():  # whoever serves at a port of its own is not second-guessed
         telemetry.serve_metrics(told.metrics_port)  # a taken port is an event and no reason to stop
+    telemetry.emit(E.PolicyRecorded(stall_after_seconds=options.host_weight_runtime.stall_after_seconds))
 
 
 class _Load:

@@ -102,8 +102,7 @@ class HostWeightRuntimeOptions(Concern):
         "hwr_stall_after_seconds",
         seconds(),
         30.0,
-        awaits="stall verdicts of the node agent",
-        help="an operation without progress for this long is reported as stalled",
+        help="an operation without progress for this long is reported as stalled by the node's agent",
     )
 
     def agree(self, spelled: Spelling) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from hwr.telemetry.state import Histogram, WorkerState
 
@@ -26,10 +26,11 @@ class Kind(StrEnum):
 
 
 class Scope(StrEnum):
-    """Whose fact it is: a worker's carries engine and rank, a process's carries neither."""
+    """Whose fact it is: a worker's carries engine and rank; those summed over workers and those of the node carry neither."""
 
     WORKER = "worker"
     PROCESS = "process"
+    NODE = "node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,18 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A worker as a reader sees it: its events folded, and whether it lives. `heartbeat_ns` is CLOCK_BOOTTIME, None if unknown."""
+    """A worker as a reader sees it: its events folded, and whether it lives. `heartbeat_ns` is CLOCK_BOOTTIME; None is unknown.
+
+    `engine` is the reader's name for it, where that is not the journal's; `stall` what a reader that judges concludes. One that is not
+    `shown` has no series of its own; what it counted is in the sums over workers.
+    """
 
     state: WorkerState
-    up: bool
+    up: bool | None
     heartbeat_ns: int | None = None
+    engine: str | None = None
+    stall: str | None = None
+    shown: bool = True
 
 
 # Label values joined by `|`, in the order of the metric's labels; the empty text for a metric without labels.
@@ -58,7 +66,7 @@ _BAD_UNITS: Final = ("millisecond", "_ms", "percent", "_kb", "_mb", "_gb")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `values` is a pure function of one observed worker.
+    """One metric. `values` is a pure function of one observed worker; for the node's, of figures prepared by metric name.
 
     A counter or histogram whose labels are all closed exists from the start at 0; a gauge is absent until `values` has it.
     """
@@ -66,7 +74,7 @@ class Metric:
     name: str
     kind: Kind
     help: str
-    values: Callable[[Observed], Values]
+    values: Callable[[Any], Values]
     labels: tuple[Label, ...] = ()
     unit: str = ""
     scope: Scope = Scope.WORKER

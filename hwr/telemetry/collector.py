@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client.core import (
@@ -27,7 +27,9 @@ from prometheus_client.registry import Collector
 from hwr.telemetry import process
 from hwr.telemetry.catalogue import Kind, Metric, Observed, Scope
 from hwr.telemetry.metrics import LABEL_CHARACTERS, METRICS
+from hwr.telemetry.node_metrics import NODE_METRICS, Figures
 from hwr.telemetry.state import Histogram
+from hwr.telemetry.totals import Process, Series, Totals
 from hwr.units import printable
 
 TOP_ARTIFACTS: Final = 50
@@ -35,19 +37,37 @@ _log = logging.getLogger("hwr.telemetry")
 
 
 class HwrCollector(Collector):
-    """Expose every metric of the catalogue for the workers that `workers()` returns at each scrape."""
+    """Expose every metric of the catalogue for the workers that `workers()` returns at each scrape.
 
-    def __init__(self, workers: Callable[[], Sequence[Observed]]) -> None:
-        self._workers = workers
-        self._totals = _Totals()
+    `node()` gives the figures of the node, for a reader that has looked at one. `base` is what the `totals()` of the reader before
+    this one were: its sums go on where that one's ended.
+    """
+
+    def __init__(
+        self,
+        workers: Callable[[], Sequence[Observed]],
+        node: Callable[[], Figures] | None = None,
+        base: Mapping[str, float] | None = None,
+    ) -> None:
+        self._workers, self._node = workers, node
+        self._totals = Totals(base or {})
         self._lock = threading.Lock()
+
+    def totals(self) -> dict[str, float]:
+        """Return what the sums over workers consist of, for the next reader."""
+        with self._lock:
+            return self._totals.to_json()
 
     def collect(self) -> Iterator[Family]:
         """Yield one family a metric, also those without samples."""
-        workers = _newest_of_each_rank(self._workers())
+        observed = self._workers()
+        workers = _newest_of_each_rank(worker for worker in observed if worker.shown)
         families = [_worker_family(metric, workers) for metric in METRICS if metric.scope is Scope.WORKER]
         with self._lock:  # scrapes may overlap
-            families += self._totals.families(workers)
+            families += _summed_families(self._totals.sums(_counts_of_each(observed)))
+        if self._node is not None:
+            figures = self._node()
+            families += [_node_family(metric, figures) for metric in NODE_METRICS]
         yield from families
 
 
@@ -66,7 +86,8 @@ def _newest_of_each_rank(workers: Iterable[Observed]) -> dict[tuple[str, str], O
     newest: dict[tuple[str, str], Observed] = {}
     for worker in workers:
         res = worker.state.res
-        key = (printable(str(res.get("hwr.engine", "default")), LABEL_CHARACTERS), _rank(res.get("hwr.rank", 0)))
+        engine = worker.engine if worker.engine is not None else str(res.get("hwr.engine", "default"))
+        key = (printable(engine, LABEL_CHARACTERS), _rank(res.get("hwr.rank", 0)))
         held = newest.get(key)
         if held is None or _identity(worker) >= _identity(held):
             newest[key] = worker
@@ -83,47 +104,47 @@ def _identity(worker: Observed) -> tuple[int, int]:
     return (start if type(start) is int else 0, pid if type(pid) is int else 0)
 
 
-_Series = tuple[str, tuple[str, ...]]  # metric, label values
+_SUMMED: Final = tuple(metric for metric in METRICS if metric.scope is Scope.PROCESS)
 
 
-class _Totals:
-    """Counts summed over all workers, those included that were replaced or are not seen just now.
+def _counts_of_each(workers: Iterable[Observed]) -> dict[Process, dict[Series, float]]:
+    return {
+        (_run(worker), _rank(worker.state.res.get("hwr.rank", 0)), *_identity(worker)): {
+            (metric.name, *key): float(value)
+            for metric in _SUMMED
+            for key, value in _complete(metric, _values(metric, worker)).items()
+            if value
+        }
+        for worker in workers
+    }
 
-    A sum that falls by a part would read as a restart of everything, and `rate()` would count the rest again.
-    """
 
-    def __init__(self) -> None:
-        self._metrics = [metric for metric in METRICS if metric.scope is Scope.PROCESS]
-        self._retired: dict[_Series, float] = {}
-        self._last: dict[tuple[str, str], tuple[tuple[int, int], dict[_Series, float]]] = {}
+def _run(worker: Observed) -> str:
+    """Return what is the same of a process whoever reads it: the names that its journal has, not those that a reader gives."""
+    res = worker.state.res
+    return printable(f"{res.get('hwr.run_id')}/{res.get('hwr.engine')}", 4 * LABEL_CHARACTERS)
 
-    def families(self, workers: dict[tuple[str, str], Observed]) -> Iterator[Family]:
-        for rank, worker in workers.items():
-            counts = {
-                (metric.name, key): float(value)
-                for metric in self._metrics
-                for key, value in _complete(metric, _values(metric, worker)).items()
-            }
-            self._retire(rank, _identity(worker), counts)
-            self._last[rank] = (_identity(worker), counts)
-        totals = dict(self._retired)
-        for _, counts in self._last.values():
-            for series, count in counts.items():
-                totals[series] = totals.get(series, 0.0) + count
-        for metric in self._metrics:
-            family: Family = _empty(metric, [label.name for label in metric.labels])
-            for key in _complete(metric, {}):
-                _add(metric, family, list(key), totals.get((metric.name, key), 0.0))
-            yield family
 
-    def _retire(self, rank: tuple[str, str], identity: tuple[int, int], counts: dict[_Series, float]) -> None:
-        """Keep what the last worker of this rank had counted, if this is another one, or one that began anew."""
-        if rank not in self._last:
-            return
-        last_identity, last = self._last[rank]
-        if last_identity != identity or any(counts.get(series, 0.0) < count for series, count in last.items()):
-            for series, count in last.items():
-                self._retired[series] = self._retired.get(series, 0.0) + count
+def _summed_families(sums: Mapping[Series, float]) -> Iterator[Family]:
+    for metric in _SUMMED:
+        family: Family = _empty(metric, [label.name for label in metric.labels])
+        for key in _complete(metric, {}):
+            _add(metric, family, list(key), sums.get((metric.name, *key), 0.0))
+        yield family
+
+
+def _node_family(metric: Metric, figures: Figures) -> Family:
+    told = metric.values(figures)
+    if metric.kind is Kind.INFO:
+        family: Family = _empty(metric, [])
+        for labels in told.values():
+            _add(metric, family, [], labels)
+        return family
+    family = _empty(metric, [label.name for label in metric.labels])
+    for key, value in told.items():
+        if _is_number(value):  # unlike a worker's, a node's counters are the kernel's, and are not there until they were read
+            _add(metric, family, key.split("|") if metric.labels else [], value)
+    return family
 
 
 def _worker_family(metric: Metric, workers: dict[tuple[str, str], Observed]) -> Family:

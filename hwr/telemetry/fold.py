@@ -12,12 +12,18 @@ from typing import Any, Final
 
 from hwr.outcomes import BudgetSource, ChecksumPurpose, Outcome, Phase, RetentionClass
 from hwr.telemetry import events as E
+from hwr.telemetry import fold_node as node
 from hwr.telemetry.event import Begin, End, Event, Progress, clean
 from hwr.telemetry.state import LONG_LADDER_SECONDS, MAX_KEYS, Histogram, OpenOperation, WorkerState
 
 # Begin events whose ends were lost would pile up; a worker has a handful open at once.
 MAX_OPEN: Final = 256
 MAX_ARTIFACTS: Final = 1000
+# A worker opens one store, rarely two.
+MAX_ROOTS: Final = 16
+MAX_PATH: Final = 4096
+# Kinds of collectives of a later version included.
+MAX_COLLECTIVES: Final = 32
 # What is kept of one value that an event brought: longer text and longer lists are those of somebody else's file.
 MAX_WORD: Final = 128
 MAX_ITEMS: Final = 256
@@ -384,6 +390,34 @@ def _retention(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
     state.retention = {kind: attrs[key] for kind, key in _RETENTION.items() if type(attrs.get(key)) is int}
 
 
+def _policy(state: WorkerState, attrs: Attrs, _: dict[str, Any]) -> None:
+    state.stall_after_seconds = _amount(attrs["stall_after_seconds"])
+
+
+def _root(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
+    root = attrs["root"]
+    if type(root) is not str or len(root) > MAX_PATH:
+        raise TypeError("not a path")
+    state.roots.pop(root, None)
+    state.roots[root] = record["mono_ns"]
+    if len(state.roots) > MAX_ROOTS:
+        del state.roots[next(iter(state.roots))]
+
+
+def _collective_begin(state: WorkerState, attrs: Attrs, record: dict[str, Any]) -> None:
+    name = _word(attrs["op"])
+    if name not in state.collectives and len(state.collectives) >= MAX_COLLECTIVES:
+        raise ValueError("too many label values")
+    told = {"sequence": int(_amount(attrs["sequence"])), "world_size": int(_amount(attrs["world_size"]))}
+    state.collectives[name] = {**told, "begun_ns": record["mono_ns"], "operation": _word(record["op"])}
+
+
+def _collective_end(state: WorkerState, _: Attrs, record: dict[str, Any]) -> None:
+    for entry in state.collectives.values():
+        if entry.get("operation") == record.get("op"):
+            entry["begun_ns"] = None
+
+
 _OWN: dict[type[Event], tuple[Handler, ...]] = {
     E.EventsDropped: (_dropped,),
     E.EndpointOpened: (_endpoint,),
@@ -420,6 +454,12 @@ _OWN: dict[type[Event], tuple[Handler, ...]] = {
     E.AllocatorSampled: (_allocator,),
     E.RetentionRunProgress: (_retention_progress,),
     E.RetentionReported: (_retention,),
+    E.PolicyRecorded: (_policy,),
+    E.DomainOpening: (_root,),
+    E.CollectiveBegun: (_collective_begin,),
+    E.CollectiveEnded: (_collective_end,),
+    E.NodeSampled: (node.sampled,),
+    E.StallJudged: (node.judged,),
 }
 
 

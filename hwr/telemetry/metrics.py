@@ -14,6 +14,7 @@ from hwr.outcomes import (
     NEVER_EMITTED,
     BudgetSource,
     ChecksumPurpose,
+    Collective,
     FailureCode,
     IdentitySection,
     LoadStage,
@@ -29,6 +30,7 @@ from hwr.outcomes import (
     RollbackResult,
     RuntimeMode,
     SourceReason,
+    Stall,
     Transport,
     TransportReason,
     ValidationLevel,
@@ -51,6 +53,7 @@ _VALIDATION_CODES: Final = (
     FailureCode.STORE_IO.value,
 )
 _OPERATIONS: Final = Label("operation", tuple(Operation))
+_COLLECTIVES: Final = Label("op", tuple(Collective))
 _REASONS: Final = frozenset(reason.value for reason in TransportReason)
 _OUTCOMES: Final = tuple(outcome.value for outcome in ResolutionOutcome if outcome is not ResolutionOutcome.REMOTE_IMPORT)
 
@@ -79,6 +82,11 @@ def _deadlines(worker: Observed) -> Values:
         if operation.operation is not None and operation.deadline_ns is not None:
             due[operation.operation] = min(due.get(operation.operation, float("inf")), state.wall_seconds(operation.deadline_ns))
     return due
+
+
+def _in_collective(worker: Observed) -> Values:
+    entries = worker.state.collectives.items()
+    return {op: worker.state.wall_seconds(entry["begun_ns"]) for op, entry in entries if entry["begun_ns"] is not None}
 
 
 def _waiters(worker: Observed) -> Values:
@@ -188,8 +196,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "hwr_worker_up",
         Kind.GAUGE,
-        "1 while the process that writes the journal lives, 0 once it is dead.",
-        lambda w: {"": float(w.up)},
+        "1 while the process that writes the journal lives, 0 once it is dead, absent if that cannot be known.",
+        lambda w: _one(None if w.up is None else float(w.up)),
     ),
     Metric(
         "hwr_heartbeat_timestamp_seconds",
@@ -204,6 +212,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "What the worker is doing.",
         lambda w: {"": w.state.phase().value},
         (Label("hwr_worker_phase", tuple(Phase)),),
+    ),
+    Metric(
+        "hwr_worker_stall",
+        Kind.STATESET,
+        "What holds the worker up, as judged from outside; a worker's own endpoint does not judge.",
+        lambda w: {} if w.stall is None else {"": w.stall},
+        (Label("hwr_worker_stall", tuple(Stall)),),
     ),
     Metric(
         "hwr_operation_started_timestamp_seconds",
@@ -358,6 +373,22 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Why this transport was chosen.",
         lambda w: {"": {"reason": w.state.transport_reason}} if w.state.transport_reason in _REASONS else {},
         (Label("reason", tuple(TransportReason)),),
+    ),
+    # sequence parallelism
+    Metric(
+        "hwr_collective_started_timestamp_seconds",
+        Kind.GAUGE,
+        "When the rank entered the collective that it is in; absent when it is in none.",
+        _in_collective,
+        (_COLLECTIVES,),
+        unit="seconds",
+    ),
+    Metric(
+        "hwr_collective_sequence",
+        Kind.GAUGE,
+        "Number of the last collective that the rank entered; the peer that is missing is the one whose number is behind.",
+        lambda w: {op: entry["sequence"] for op, entry in w.state.collectives.items()},
+        (_COLLECTIVES,),
     ),
     # locks
     Metric(

@@ -103,6 +103,10 @@ class WorkerState:
     last_resolution: dict[str, Any] | None = None
     last_good_seconds: dict[str, float] = field(default_factory=dict)
     endpoint: str | None = None
+    stall_after_seconds: float | None = None
+    roots: dict[str, int] = field(default_factory=dict)  # stores that were opened, and when; the newest last
+    # sequence parallelism: by the collective's name, `sequence`, `world_size`, `begun_ns` (None: none is open) and its operation
+    collectives: dict[str, dict[str, Any]] = field(default_factory=dict)
     # the journal itself
     seq: int = 0
     seq_gaps: int = 0
@@ -153,6 +157,9 @@ class WorkerState:
     artifacts: dict[str, dict[str, Any]] = field(default_factory=dict)
     allocator: dict[str, Any] = field(default_factory=dict)
     retention: dict[str, int] = field(default_factory=dict)
+    # an agent's: the node by part and entry, and the last verdict on each worker by its directory
+    node: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def current_operation(self) -> OpenOperation | None:
         """Return the innermost open operation that has an operator's name: the one begun last."""
@@ -206,7 +213,7 @@ def _rebuilt(kind: str, value: Any) -> Any:
     if kind.startswith("dict[str, "):
         if type(value) is not dict or len(value) > MAX_KEYS:
             raise ValueError("not a table of this size")
-        inner = kind.removeprefix("dict[str, ").removesuffix("]")
+        inner = kind[len("dict[str, ") : -1]
         return value if inner == "Any" else {key: _rebuilt(inner, item) for key, item in value.items()}
     if type(value) not in _JSON_TYPES[kind]:
         raise ValueError(f"not {kind}")

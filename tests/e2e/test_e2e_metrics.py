@@ -24,8 +24,12 @@ from hwr.telemetry.metrics import METRICS
 from hwr.telemetry.reader import JournalReader
 from hwr.telemetry.state import Histogram, WorkerState
 
-# Rooms that are not built yet, by the metric's first word after the prefix. A metric that starts to move must leave this table.
-LATER: dict[str, str] = {}
+# Rooms that are not built yet, and what no worker says of itself. A metric that starts to move must leave this table.
+LATER: dict[str, str] = {
+    "hwr_worker_stall": "only who looks from outside judges: tests/node",
+    "hwr_collective_started_timestamp_seconds": "sequence parallelism",
+    "hwr_collective_sequence": "sequence parallelism",
+}
 
 # A run directory of two pages: the journal meets a full disk, the load does not notice.
 FULL_DISK = """

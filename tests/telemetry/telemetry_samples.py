@@ -77,6 +77,8 @@ def _value(name: str, hint: Any, chance: random.Random) -> Any:
         return None if chance.random() < 0.5 else _value(name, parts[0], chance)
     if typing.get_origin(hint) is tuple:
         return tuple(_value(name, parts[0], chance) for _ in range(chance.randrange(4)))
+    if typing.get_origin(hint) is dict:
+        return {f"entry{at}": chance.choice([None, {"bytes": at, "text": "a\x1b[31mred"}, 3]) for at in range(chance.randrange(4))}
     if isinstance(hint, type) and issubclass(hint, Enum):
         return Outcome.OK if hint is Outcome and chance.random() < 0.5 else chance.choice(list(hint))
     if hint is float:

@@ -18,9 +18,11 @@ from hwr.telemetry.catalogue import Kind, Metric, Scope
 from hwr.telemetry.event import Begin, End, Event, Progress
 from hwr.telemetry.fold import _OWN, _STEPS
 from hwr.telemetry.metrics import METRICS
+from hwr.telemetry.node_metrics import NODE_METRICS
 from hwr.telemetry.state import PHASE_OF_OPERATION
 
 SOURCES = sorted(Path(hwr.__file__).parent.rglob("*.py"))
+CATALOGUE = (*METRICS, *NODE_METRICS)
 PARENTS_OF_EVENTS = (Event, Begin, End, Progress)
 
 
@@ -124,7 +126,7 @@ def test_every_event_means_something_to_the_fold() -> None:
     assert set(PHASE_OF_OPERATION) == set(Operation) - without
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", CATALOGUE, ids=lambda metric: metric.name)
 def test_metrics_are_named_by_the_rule(metric: Metric) -> None:
     """The prefix, base units at the end of the name, help that ends in a full stop, labels from closed sets."""
     base = metric.name.removesuffix("_total")
@@ -138,15 +140,15 @@ def test_metrics_are_named_by_the_rule(metric: Metric) -> None:
         assert metric.kind is Kind.GAUGE
     assert metric.help.endswith(".")
     for label in metric.labels:
-        assert label.values is not None or label.name == "artifact"
+        assert label.values is not None or label.name == "artifact" or (label.name == "domain" and metric.scope is Scope.NODE)
         assert label.name not in {"pid", "path", "tensor", "model", "message", "le", "engine", "rank"}
         assert len(set(label.values or ())) == len(label.values or ())
 
 
 def test_metric_names_are_unique_and_not_prefixes_of_samples() -> None:
     """No two metrics expose one sample name."""
-    names = [metric.name for metric in METRICS]
-    for metric in METRICS:
+    names = [metric.name for metric in CATALOGUE]
+    for metric in CATALOGUE:
         if metric.kind is Kind.HISTOGRAM:
             names += [f"{metric.name}_{suffix}" for suffix in ("bucket", "sum", "count")]
     assert len(names) == len(set(names))
@@ -169,11 +171,11 @@ def test_a_declaration_that_breaks_a_rule_cannot_be_made() -> None:
 
 
 def test_series_of_a_rank_fit_the_budget() -> None:
-    """At most 350 series a rank, and 3,000 for eight ranks, an artifact each and the sums included."""
+    """At most 350 series a rank, and 3,000 for an agent with eight ranks, an artifact, a store, and what it says of the node."""
     rank = sum(metric.series() for metric in METRICS if metric.scope is Scope.WORKER)
     sums = sum(metric.series() for metric in METRICS if metric.scope is Scope.PROCESS)
     assert rank <= 350
-    assert 8 * rank + sums <= 3000
+    assert 8 * rank + sums + sum(metric.series() for metric in NODE_METRICS) <= 3000
 
 
 def test_importing_telemetry_loads_nothing_heavy(python: Callable[..., str]) -> None:

@@ -20,6 +20,7 @@ from hwr.telemetry.events.journal import (
 )
 from hwr.telemetry.events.loader import BuffersIgnored, ProductionBegun, ProductionEnded, RestoreBegun, RestoreEnded
 from hwr.telemetry.events.memory import AllocatorSampled, ArtifactMemorySampled, MemorySampled
+from hwr.telemetry.events.node import CollectorFailed, CollectorRecovered, InventoryBegun, InventoryEnded, NodeSampled, StallJudged
 from hwr.telemetry.events.publication import (
     PublicationBegun,
     PublicationEnded,
@@ -50,6 +51,7 @@ from hwr.telemetry.events.runtime import (
     AttemptRecorded,
     FailureRecorded,
     LifecycleAdvanced,
+    PolicyRecorded,
     ResolutionBegun,
     ResolutionEnded,
     StageBegun,
@@ -57,6 +59,7 @@ from hwr.telemetry.events.runtime import (
     StepsBegun,
     StepsEnded,
 )
+from hwr.telemetry.events.sp import CollectiveBegun, CollectiveEnded
 from hwr.telemetry.events.store import (
     ArtifactDenied,
     DomainOpened,
@@ -96,12 +99,18 @@ __all__ = [
     "ChecksumProgress",
     "ChunkRegistered",
     "ChunkRegistering",
+    "CollectiveBegun",
+    "CollectiveEnded",
+    "CollectorFailed",
+    "CollectorRecovered",
     "DomainOpened",
     "DomainOpening",
     "EndpointFailed",
     "EndpointOpened",
     "EventsDropped",
     "FailureRecorded",
+    "InventoryBegun",
+    "InventoryEnded",
     "LeaseCloseRefused",
     "LeaseClosed",
     "LeaseInherited",
@@ -120,7 +129,9 @@ __all__ = [
     "MappingRegistering",
     "MemorySampled",
     "MissExplained",
+    "NodeSampled",
     "PhaseChanged",
+    "PolicyRecorded",
     "ProductionBegun",
     "ProductionEnded",
     "PublicationBegun",
@@ -150,6 +161,7 @@ __all__ = [
     "SourceRejected",
     "StageBegun",
     "StageEnded",
+    "StallJudged",
     "StepsBegun",
     "StepsEnded",
     "TransportChosen",

@@ -42,6 +42,15 @@ class ResolutionBegun(Begin):
 
 
 @event
+class PolicyRecorded(Event):
+    """What this worker was told that a watcher has to know: from when on an operation without progress counts as stalled."""
+
+    NAME: ClassVar[str] = "hwr.runtime.policy.record"
+    SEV: ClassVar[Severity] = Severity.DEBUG
+    stall_after_seconds: float
+
+
+@event
 class AttemptRecorded(Event):
     """One stage of a resolution: its result, what was done next, and the failure if there was one."""
 
