@@ -10,7 +10,7 @@ On a hybrid machine the memory controller is on one side only: version 1 where a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -37,13 +37,59 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
+class _Words:
+    """What a version calls its files and counters."""
+
+    version: int
+    usage: str
+    limits: tuple[str, ...]
+    file_pages: tuple[str, str]
+    anon: str
+    cache: str  # with shmem, in both versions
+    shmem: str
+    unevictable: str
+
+
+# Of version 1 the plain names count this group alone, the total_ ones what is below it too, as the limit does.
+_V1: Final = _Words(
+    version=1,
+    usage="memory.usage_in_bytes",
+    limits=("memory.limit_in_bytes",),
+    file_pages=("total_inactive_file", "total_active_file"),
+    anon="total_rss",
+    cache="total_cache",
+    shmem="total_shmem",
+    unevictable="total_unevictable",
+)
+# Above `high` each allocation is throttled until something is reclaimed, and pinned pages never are.
+_V2: Final = _Words(
+    version=2,
+    usage="memory.current",
+    limits=("memory.max", "memory.high"),
+    file_pages=("inactive_file", "active_file"),
+    anon="anon",
+    cache="file",
+    shmem="shmem",
+    unevictable="unevictable",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """One level: bytes charged to it and below, how many of them are file pages that can be dropped, and its limit."""
+    """One level: bytes charged to it and below, how many of them are file pages that can be dropped, and its limit.
+
+    The parts by kind are disjoint but for `unevictable`; None is what this kernel does not tell.
+    """
 
     path: str
     usage: int
     reclaimable: int
     limit: int | None
+    version: int = 2
+    anon: int | None = None
+    file: int | None = None  # page cache of files, without what is in `shmem`
+    shmem: int | None = None  # tmpfs and shared anonymous memory
+    unevictable: int | None = None  # mlocked, or otherwise not reclaimable
 
     @property
     def headroom(self) -> int | None:
@@ -134,38 +180,47 @@ def _rooted(mount_point: str, cgroup_root: Path) -> Path:
 def _read_v2(group: Path) -> MemoryGroup | Unavailable | None:
     if _absent(group / "memory.max"):
         return None  # the root, or the parent does not hand the controller down: nothing is limited here
-    # Above `high` each allocation is throttled until something is reclaimed, and pinned pages never are.
-    names = ("memory.max",) if _absent(group / "memory.high") else ("memory.max", "memory.high")
-    return _group(group, names, "memory.current", ("inactive_file", "active_file"))
+    words = replace(_V2, limits=("memory.max",)) if _absent(group / "memory.high") else _V2
+    return _group(group, words)
 
 
 def _read_v1(group: Path) -> MemoryGroup | Unavailable | None:
-    # The plain names count this group alone, the total_ ones what is below it too, as the limit does.
-    return _group(group, ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+    return _group(group, _V1)
 
 
-def _group(group: Path, limit_names: tuple[str, ...], usage_name: str, file_pages: tuple[str, str]) -> MemoryGroup | Unavailable:
+def _group(group: Path, words: _Words) -> MemoryGroup | Unavailable:
     limits: list[int] = []
-    for name in limit_names:
+    for name in words.limits:
         text = read_text(group / name)
         limit = text if isinstance(text, Unavailable) else parse_limit(text)
         if isinstance(limit, Unavailable):
             return limit if isinstance(text, Unavailable) else Unavailable(f"{group / name}: {limit.reason}")
         if limit is not None:
             limits.append(limit)
-    usage_text, stat_text = read_text(group / usage_name), read_text(group / "memory.stat")
+    usage_text, stat_text = read_text(group / words.usage), read_text(group / "memory.stat")
     if isinstance(usage_text, Unavailable):
         return usage_text
     if isinstance(stat_text, Unavailable):
         return stat_text
     usage, stat = _amount(usage_text), parse_memory_stat(stat_text)
-    inactive, active = (stat.get(name) for name in file_pages)
+    inactive, active = (stat.get(name) for name in words.file_pages)
     if usage is None or inactive is None or active is None:
-        return Unavailable(f"{group}: {usage_name} or memory.stat is not whole")
+        return Unavailable(f"{group}: {words.usage} or memory.stat is not whole")
     above = stat.get("hierarchical_memory_limit", _UNLIMITED_V1)
     if above < _UNLIMITED_V1:
         limits.append(above)
-    return MemoryGroup(str(group), usage, inactive + active, min(limits, default=None))
+    cache, shmem = stat.get(words.cache), stat.get(words.shmem)
+    return MemoryGroup(
+        path=str(group),
+        usage=usage,
+        reclaimable=inactive + active,
+        limit=min(limits, default=None),
+        version=words.version,
+        anon=stat.get(words.anon),
+        file=None if cache is None or shmem is None else max(0, cache - shmem),
+        shmem=shmem,
+        unevictable=stat.get(words.unevictable),
+    )
 
 
 def _amount(text: bytes) -> int | None:

@@ -35,6 +35,8 @@ GRACE_SECONDS: Final = 60.0
 _SAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _RANK_DIR: Final = re.compile(r"r(\d+)\.(\d+)\.(\d+)\Z", re.ASCII)
 _ATTEMPTS: Final = 5
+# Of a number in a directory's name: 2^64 has 20.
+_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,18 @@ def _make(path: Path, *, shared: bool) -> None:
 def worker_directories(run_dir: Path) -> Iterator[WorkerDirectory]:
     """Yield the worker directories below a run directory, a run, or a worker directory itself; links are not followed."""
     for path in (run_dir, *_subdirectories(run_dir), *(sub for run in _subdirectories(run_dir) for sub in _subdirectories(run))):
-        match = _RANK_DIR.match(path.name)
-        if match:
-            rank, pid, start = (int(part) for part in match.groups())
-            yield WorkerDirectory(path=path, run_id=path.parent.name, rank=rank, pid=pid, start_ns=start)
+        worker = parse_worker_directory(path)
+        if worker is not None:
+            yield worker
+
+
+def parse_worker_directory(path: Path) -> WorkerDirectory | None:
+    """Take a path for what its name says, None if that is no process's; nothing is read."""
+    match = _RANK_DIR.match(path.name)
+    if match is None or any(len(part) > _DIGITS for part in match.groups()):
+        return None
+    rank, pid, start = (int(part) for part in match.groups())
+    return WorkerDirectory(path=path, run_id=path.parent.name, rank=rank, pid=pid, start_ns=start)
 
 
 def prune(run_dir: Path, *, now: float, keep_seconds: float = KEPT_SECONDS, keep_bytes: int = KEPT_BYTES) -> int:
