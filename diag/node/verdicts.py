@@ -1,0 +1,313 @@
+"""Verdicts on the workers of a node, from one look to the next.
+
+Owns the samples: how journals, /proc, locks and counters become the figures that `diag.analysis.stall` judges. Promises that a verdict
+keeps its beginning while its class stays, and to name at each look whom a closer reading of /proc is worth. Refuses to read anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from diag.analysis.stall import Verdict, judge
+from diag.analysis.stall_samples import Holder, InCollective, NodeSample, Open, Thread, Wait, WorkerSample
+from diag.node.runs import Seen
+from diag.node.snapshot import KernelFacts, LockFacts, LockParty, ProcessFacts
+from hwr.outcomes import Liveness, Operation, Role, Stall
+from hwr.store.layout import KEY
+from hwr.telemetry.state import OpenOperation
+from hwr.units import NS_PER_S, printable, short_key
+
+# Who is worth the listing of threads and the question for the mmap lock: a late beat, a long operation, work in the kernel.
+SUSPECT_BEAT_NS: Final = 3 * NS_PER_S // 2
+SUSPECT_OPERATION_NS: Final = NS_PER_S
+_LOCKING: Final = frozenset({Operation.LOCK.value, Operation.ADMISSION.value})
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What is remembered of a worker between two looks."""
+
+    sample: WorkerSample
+    verdict: Verdict
+
+
+class Judge:
+    """Judges all workers of a node; one thread calls `judge`, another may call `suspects`."""
+
+    def __init__(self, stall_after_seconds: float = 30.0) -> None:
+        self._stall_after = stall_after_seconds
+        self._kept: dict[Path, _Kept] = {}
+        self._node: NodeSample | None = None
+        self._kernel_seconds: dict[int, float] = {}
+        self._waiting_since: dict[tuple[int, str], int] = {}
+        self._by_pid: dict[int | None, str] = {}
+
+    def judge(
+        self,
+        taken_ns: int,
+        workers: Sequence[Seen],
+        names: Mapping[Path, str],
+        processes: Mapping[int, ProcessFacts],
+        kernel: KernelFacts | None,
+        locks: Sequence[LockFacts],
+    ) -> dict[Path, Verdict]:
+        """Return a verdict on each worker."""
+        node = _node_sample(taken_ns, kernel)
+        waits = self._dated(taken_ns, _waits(locks))
+        peers = _sequences(workers, names)
+        # A writer in another PID namespace calls its peers by other numbers: then the number alone is shown.
+        self._by_pid = {
+            worker.pid: names[worker.directory] for worker in workers if worker.pid == worker.ns_pid and worker.directory in names
+        }
+        found: dict[Path, Verdict] = {}
+        kept: dict[Path, _Kept] = {}
+        for worker in workers:
+            if worker.role is Role.AGENT:
+                continue
+            process = None if worker.pid is None else processes.get(worker.pid)
+            sample = self._sample(taken_ns, worker, names, process, waits, peers)
+            before = self._kept.get(worker.directory)
+            verdict = judge(None if before is None else before.sample, sample, self._node, node)
+            if before is not None and before.verdict.stall is verdict.stall and before.verdict.since_ns is not None:
+                verdict = replace(verdict, since_ns=min(before.verdict.since_ns, verdict.since_ns or before.verdict.since_ns))
+            elif verdict.stall is not Stall.NONE and verdict.since_ns is None:
+                verdict = replace(verdict, since_ns=taken_ns)
+            kept[worker.directory] = _Kept(sample, verdict)
+            found[worker.directory] = verdict
+        self._kept, self._node = kept, node
+        return found
+
+    def _dated(self, taken_ns: int, waits: Mapping[int, tuple[Wait, ...]]) -> dict[int, tuple[Wait, ...]]:
+        """Give a wait that only the kernel's table shows the time at which it was first seen there."""
+        seen = {(pid, wait.file) for pid, found in waits.items() for wait in found}
+        self._waiting_since = {place: self._waiting_since.get(place, taken_ns) for place in seen}
+        return {
+            pid: tuple(wait if wait.since_ns else replace(wait, since_ns=self._waiting_since[pid, wait.file]) for wait in found)
+            for pid, found in waits.items()
+        }
+
+    def suspects(self, now_ns: int, workers: Sequence[Seen], processes: Mapping[int, ProcessFacts]) -> frozenset[int]:
+        """Return the pids that deserve a closer look."""
+        found: set[int] = set()
+        seconds: dict[int, float] = {}
+        for worker in workers:
+            pid = worker.pid
+            if pid is None:
+                continue
+            late = worker.heartbeat_ns is not None and now_ns - worker.heartbeat_ns > SUSPECT_BEAT_NS
+            long = any(now_ns - operation.begun_ns > SUSPECT_OPERATION_NS for operation in worker.state.ops.values())
+            process = processes.get(pid)
+            in_kernel = False
+            if process is not None:
+                seconds[pid] = process.stime_s or 0.0
+                grew = seconds[pid] - self._kernel_seconds.get(pid, seconds[pid])
+                in_kernel = process.state in ("R", "D") and grew >= 0.1
+                if process.mmap_lock_blocked_seconds:
+                    in_kernel = True
+            if late or long or in_kernel:
+                found.add(pid)
+        self._kernel_seconds = seconds
+        return frozenset(found)
+
+    def _lock_wait(self, operation: OpenOperation) -> Wait:
+        """Take a wait as its journal tells it; the holder is the one that the waiter saw as it began, or looked again."""
+        attrs = operation.attrs
+        pid = attrs.get("holder_pid")
+        known = isinstance(pid, int)
+        holder = Holder(name=self._by_pid.get(pid, f"pid {pid}"), state=str(attrs.get("holder_state") or "") or None) if known else None
+        return Wait(
+            lock=printable(str(attrs.get("lock") or ("pin" if operation.operation == Operation.ADMISSION else "unknown")), 40),
+            file=_short(Path(str(attrs.get("file", "?"))).name),
+            since_ns=operation.begun_ns,
+            deadline_ns=operation.deadline_ns,
+            holders=() if holder is None else (holder,),
+        )
+
+    def _sample(
+        self,
+        taken_ns: int,
+        worker: Seen,
+        names: Mapping[Path, str],
+        process: ProcessFacts | None,
+        waits: Mapping[int, tuple[Wait, ...]],
+        peers: Mapping[tuple[str, str], Mapping[int, tuple[str, int]]],
+    ) -> WorkerSample:
+        state = worker.state
+        operations = [operation for operation in state.ops.values() if operation.operation is not None]
+        told = [self._lock_wait(operation) for operation in operations if operation.operation in _LOCKING]
+        listed = waits.get(worker.pid, ()) if worker.pid is not None else ()
+        return WorkerSample(
+            taken_ns=taken_ns,
+            liveness=worker.liveness,
+            heartbeat_ns=worker.heartbeat_ns,
+            quiet_ns=worker.quiet_ns,
+            state=None if process is None else process.state,
+            tracer_pid=None if process is None else process.tracer_pid,
+            utime_s=None if process is None else process.utime_s,
+            stime_s=None if process is None else process.stime_s,
+            minflt=None if process is None else process.minflt,
+            majflt=None if process is None else process.majflt,
+            read_bytes=None if process is None else process.read_bytes,
+            threads=() if process is None else tuple(_thread(one) for one in process.threads),
+            mmap_lock_blocked_seconds=None if process is None else process.mmap_lock_blocked_seconds,
+            events=state.seq,
+            registered_bytes=state.registered_bytes,
+            chunks_done=state.registration_chunks_done,
+            operations=tuple(_open(operation) for operation in operations),
+            waits=_joined(told, listed),
+            collectives=_collectives(worker, names, peers),
+            stall_after_seconds=state.stall_after_seconds or self._stall_after,
+        )
+
+
+def _node_sample(taken_ns: int, kernel: KernelFacts | None) -> NodeSample | None:
+    if kernel is None:
+        return None
+    counters = kernel.vmstat
+
+    def some(resource: str) -> float | None:
+        line = kernel.pressure.get(resource, {}).get("some")
+        return None if line is None else line.total_seconds
+
+    def total(*prefixes: str) -> int | None:
+        found = [count for name, count in counters.items() if name.startswith(prefixes)]
+        return sum(found) if found else None
+
+    return NodeSample(
+        taken_ns=kernel.sampled_ns,
+        pinned_bytes=kernel.pinned_bytes,
+        mlocked_bytes=kernel.mlocked_bytes,
+        compactions=total("compact_stall", "compact_fail"),
+        reclaims=total("allocstall_"),
+        memory_some_s=some("memory"),
+        io_some_s=some("io"),
+        cpu_some_s=some("cpu"),
+    )
+
+
+def _thread(one: Any) -> Thread:
+    return Thread(tid=one.tid, name=one.name, state=one.state, wchan=one.wchan, syscall=one.syscall)
+
+
+def _open(operation: OpenOperation) -> Open:
+    attrs = operation.attrs
+    missing = attrs.get("missing")
+    return Open(
+        operation=str(operation.operation),
+        begun_ns=operation.begun_ns,
+        deadline_ns=operation.deadline_ns,
+        planned_bytes=operation.planned_bytes,
+        done_bytes=operation.done_bytes,
+        moved_ns=operation.progress_ns,
+        detail=_detail(attrs),
+        missing=tuple(rank for rank in missing if type(rank) is int) if isinstance(missing, list) else (),
+    )
+
+
+def _detail(attrs: Mapping[str, Any]) -> str:
+    """Say in a few words which one it is: range and chunk, a key, a file, a collective."""
+    words: list[str] = []
+    for name in ("range", "chunk"):
+        at, of = attrs.get(name), attrs.get(f"{name}s")
+        if type(at) is int and type(of) is int:
+            words.append(f"{name} {at}/{of}")
+    words += [attrs[name] for name in ("op", "lock", "stage") if isinstance(attrs.get(name), str)]
+    if isinstance(attrs.get("key"), str):
+        words.append(short_key(attrs["key"]))
+    if isinstance(attrs.get("file"), str):
+        words.append(Path(attrs["file"]).name)
+    return printable(", ".join(words), 120)
+
+
+def _waits(locks: Sequence[LockFacts]) -> dict[int, tuple[Wait, ...]]:
+    """Return by pid the locks that each process waits for, with who holds them and whom those wait for."""
+    asked: dict[int, list[LockFacts]] = {}
+    for lock in locks:
+        for waiter in lock.waiters:
+            if waiter.pid is not None:
+                asked.setdefault(waiter.pid, []).append(lock)
+
+    def waited_for_by(pid: int | None) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(_name(holder) for lock in asked.get(pid or 0, ()) for holder in lock.holders if holder.pid != pid))
+
+    def holder(party: LockParty) -> Holder:
+        return Holder(name=_name(party), state=party.state, waits_for=waited_for_by(party.pid))
+
+    return {
+        pid: tuple(
+            Wait(
+                lock=lock.kind.value,
+                file=_short(lock.file),
+                since_ns=next((waiter.since_ns for waiter in lock.waiters if waiter.pid == pid), None),
+                holders=tuple(holder(party) for party in lock.holders),
+            )
+            for lock in found
+        )
+        for pid, found in asked.items()
+    }
+
+
+def _short(file: str) -> str:
+    """Cut an artifact's key in a lock file's name to what people are shown of it everywhere."""
+    key, dot, rest = file.partition(".")
+    return printable(f"{short_key(key)}.{rest}" if dot and KEY.match(key) else file, 100)
+
+
+def _name(party: LockParty) -> str:
+    if party.worker is not None:
+        return party.worker
+    return f"pid {party.pid}" if party.pid is not None else "a process that is not visible"
+
+
+def _joined(told: Sequence[Wait], listed: Sequence[Wait]) -> tuple[Wait, ...]:
+    """Join what the journal says (since when, how long still) with what the kernel says (who)."""
+    by_file = {wait.file: wait for wait in listed}
+    found: list[Wait] = []
+    for wait in told:
+        seen = by_file.pop(wait.file, None)
+        found.append(wait if seen is None or not seen.holders else replace(wait, holders=seen.holders))
+    return (*found, *by_file.values())
+
+
+_Sequences = dict[tuple[str, str], dict[int, tuple[str, int]]]
+
+
+def _sequences(workers: Sequence[Seen], names: Mapping[Path, str]) -> _Sequences:
+    """Return by engine and collective how far each rank is: its name and its count."""
+    found: _Sequences = {}
+    for worker in sorted(workers, key=lambda one: one.start_ns):
+        if worker.role is Role.AGENT or worker.liveness is Liveness.EXITED:
+            continue
+        name = names.get(worker.directory, "")
+        engine = name.rpartition("/")[0]
+        for op, told in worker.state.collectives.items():
+            sequence = told.get("sequence") if isinstance(told, dict) else None
+            if type(sequence) is int:
+                found.setdefault((engine, op), {})[worker.rank] = (name, sequence)
+    return found
+
+
+def _collectives(
+    worker: Seen, names: Mapping[Path, str], peers: Mapping[tuple[str, str], Mapping[int, tuple[str, int]]]
+) -> tuple[InCollective, ...]:
+    engine = names.get(worker.directory, "").rpartition("/")[0]
+    found: list[InCollective] = []
+    for op, told in worker.state.collectives.items():
+        if not isinstance(told, dict) or type(told.get("begun_ns")) is not int or type(told.get("sequence")) is not int:
+            continue
+        sequence, size = told["sequence"], told.get("world_size")
+        others = peers.get((engine, op), {})
+        behind = tuple(name for rank, (name, count) in sorted(others.items()) if count < sequence and rank != worker.rank)
+        found.append(
+            InCollective(
+                op=printable(op, 40),
+                sequence=sequence,
+                begun_ns=told["begun_ns"],
+                world_size=size if type(size) is int else None,
+                behind=behind,
+            )
+        )
+    return tuple(found)
