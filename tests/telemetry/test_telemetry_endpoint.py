@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
-import json
-import os
 import random
-import shutil
 import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_server import Prometheus, tool
 from telemetry_samples import KEY, play
 
 from hwr import telemetry
@@ -28,16 +25,6 @@ from hwr.telemetry.endpoint import MetricsServer, serve_metrics
 from hwr.telemetry.process import current_hub
 
 Until = Callable[[Callable[[], object]], None]
-
-
-def tool(name: str) -> str:
-    """Find a tool; where services are required it must be there."""
-    path = shutil.which(name)
-    if path is None:
-        if os.environ.get("HWR_REQUIRE_SERVICES") == "1":
-            pytest.fail(f"{name} is not on PATH and HWR_REQUIRE_SERVICES is 1")
-        pytest.skip(f"{name} is not on PATH")
-    return path
 
 
 @pytest.fixture
@@ -172,55 +159,25 @@ def test_promtool_would_say_something(served: MetricsServer) -> None:
         assert done.returncode != 0
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 @pytest.fixture
-def prometheus(served: MetricsServer, tmp_path: Path, until: Until) -> Iterator[Callable[[str], Any]]:
-    """Run a real Prometheus that scrapes the endpoint each second, and query it."""
-    path = tool("prometheus")
-    target = f"{served.address}:{served.port}"
-    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [{"job_name": "hwr", "static_configs": [{"targets": [target]}]}]}
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    port = free_port()
-    command = [path, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
-    with (tmp_path / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path)
-
-    def query(text: str) -> Any:
-        url = f"http://127.0.0.1:{port}/api/v1/{text}"
-        with urllib.request.urlopen(url, timeout=20) as response:
-            return json.load(response)["data"]
-
-    def scraped() -> bool:
-        assert process.poll() is None, (tmp_path / "prometheus.log").read_text()
-        with contextlib.suppress(OSError):
-            return any(one["health"] == "up" for one in query("targets")["activeTargets"])
-        return False
-
-    try:
-        until(scraped)
-        yield query
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+def prometheus(served: MetricsServer, tmp_path: Path) -> Iterator[Prometheus]:
+    """A real Prometheus that scrapes the endpoint each second."""
+    server = Prometheus(tmp_path, [f"{served.address}:{served.port}"])
+    yield server
+    server.close()
 
 
-def test_a_real_prometheus_has_every_series(prometheus: Callable[[str], Any], served: MetricsServer, until: Until) -> None:
+def test_a_real_prometheus_has_every_series(prometheus: Prometheus, served: MetricsServer, until: Until) -> None:
     """One scrape: each series of the exposition can be queried with its value, labels and all; the target has no error."""
     telemetry.emit(E.LeaseOpened(key=KEY, lease="l", bytes=1, files=1, tensors=1, validation="full_checksum"))
     names = {sample.name for family in parse_text(get(served.url)[1].decode()) for sample in family.samples}
-    until(lambda: names <= set(prometheus("label/__name__/values")))
-    (target,) = prometheus("targets")["activeTargets"]
+    until(lambda: names <= set(prometheus.api("label/__name__/values")))
+    (target,) = prometheus.api("targets")["activeTargets"]
     assert target["lastError"] == ""
-    (result,) = prometheus("query?query=hwr_worker_up")["result"]
+    (result,) = prometheus.query("hwr_worker_up")
     assert result["value"][1] == "1"
     assert result["metric"]["engine"] == 'in "quotes"\\'
     assert result["metric"]["rank"] == "0"
-    (phase,) = prometheus("query?query=hwr_worker_phase%3D%3D1")["result"]
+    (phase,) = prometheus.query("hwr_worker_phase == 1")
     assert phase["metric"]["hwr_worker_phase"]
-    assert prometheus("query?query=histogram_quantile(0.5,hwr_resolution_seconds_bucket)")["result"]
+    assert prometheus.query("histogram_quantile(0.5,hwr_resolution_seconds_bucket)")
