@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hwr.cli import demo_agent
 from hwr.cli.values import present
 from hwr.ending import terminated
 from hwr.errors import CanonicalLoadFailed, OptionError, Unavailable, errno_text
@@ -58,11 +59,15 @@ def command(arguments: argparse.Namespace) -> int:
     with terminated() as stop:
         stock = _ask({"model": str(model), "root": None}, environ, "stock loading")
         first = _ask({"model": str(model), "root": str(root)}, environ, "first start")
-        with _start({"model": str(model), "root": str(root), "serve": True}, environ) as child:
+        with (
+            demo_agent.agent(run_dir, root, environ) as watching,
+            _start({"model": str(model), "root": str(root), "serve": True}, environ) as child,
+        ):
             second = _answer(child, "second start")
             scraped = _scrape(second["metrics"])
             _print(stock, first, second)
             _where(second, run_dir, scraped, held=arguments.hold)
+            _watched(watching, held=arguments.hold)
             same = stock["embedding"] == first["embedding"] == second["embedding"]
             if arguments.hold:
                 print("\nholding; Ctrl-C ends it", flush=True)
@@ -214,6 +219,19 @@ def _where(second: dict[str, Any], run_dir: Path, scraped: int | Unavailable, *,
     print("look at it:")
     print(f"  curl -s {second['metrics']} | grep hwr_resolutions_total" if held else f"  less {second['journal']}/events.000001.jsonl")
     print(f"  {_command()} store ls --root {second['root']}", flush=True)
+
+
+def _watched(watching: demo_agent.AgentChild | Unavailable, *, held: bool) -> None:
+    """Say what the node's agent saw from outside, from one scrape of its port."""
+    series = watching if isinstance(watching, Unavailable) else demo_agent.seen(watching)
+    if isinstance(series, Unavailable) or isinstance(watching, Unavailable):
+        reason = series.reason if isinstance(series, Unavailable) else ""
+        print(f"\nnode agent: unavailable: {reason}", flush=True)
+        return
+    print(f"\nnode agent: {watching.metrics} ({len(series)} series{'' if held else '; it ended with the demo'})")
+    print("what it saw from outside:", *demo_agent.lines(series), sep="\n", flush=True)
+    if held:
+        print(f"  curl -s {watching.url}/startupz")
 
 
 def _transport(report: Mapping[str, Any]) -> str:

@@ -235,7 +235,24 @@ def test_level_that_is_not_whole_is_unknown_and_the_others_stay(machine: Machine
     assert isinstance(found, tuple)
     assert isinstance(found[0], Unavailable)
     assert str(machine.cgroup / "a/b") in found[0].reason
-    assert found[1] == MemoryGroup(str(machine.cgroup / "a"), usage=60, reclaimable=0, limit=100)
+    assert found[1] == MemoryGroup(str(machine.cgroup / "a"), usage=60, reclaimable=0, limit=100, anon=1, unevictable=0)
+
+
+def test_both_versions_tell_what_the_memory_is(machine: Machine):
+    """Page cache and shmem are told apart: both versions count shmem as page cache too."""
+    machine.process(b"0::/a\n", PLAIN_V2)
+    group = machine.v2("a", "max", 60)
+    (group / "memory.stat").write_text("anon 10\nfile 30\nshmem 12\ninactive_file 1\nactive_file 17\nunevictable 5\n")
+    of_v2 = machine.groups()
+    assert isinstance(of_v2, tuple)
+    assert of_v2[0] == MemoryGroup(str(group), 60, 18, None, version=2, anon=10, file=18, shmem=12, unevictable=5)
+    stat = "rss 1\ntotal_rss 10\ntotal_cache 30\ntotal_shmem 12\ntotal_unevictable 5\ntotal_inactive_file 1\ntotal_active_file 17\n"
+    machine.process(b"4:memory:/b\n", HYBRID)
+    machine.v1("b", NO_LIMIT_V1, 60)
+    (machine.cgroup / "memory/b/memory.stat").write_text(stat)
+    of_v1 = machine.groups()
+    assert isinstance(of_v1, tuple)
+    assert of_v1[0] == MemoryGroup(str(machine.cgroup / "memory/b"), 60, 18, None, version=1, anon=10, file=18, shmem=12, unevictable=5)
 
 
 def test_process_that_has_ended_is_unknown(tmp_path: Path):
