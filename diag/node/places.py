@@ -1,7 +1,8 @@
 """Where journals may lie on this node.
 
 Owns the list of run directories to search. Promises the same choice as a writer's (`hwr.telemetry.rundir`), and for root the private
-directories of all users, each only if it is what its name says: a directory of that user which nobody else may write. Refuses links.
+directories of all users, each only if it is what its name says: a directory of that user which nobody else may write. A place that is not
+there yet is listed too: a worker may make it later. Refuses links, and to put our own journal where a writer would not put its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def run_directories(
     temporary: Path | None = None,
     uid: int | None = None,
 ) -> tuple[Path, ...]:
-    """Return the directories to search, the one for our own journal first; the first need not exist."""
+    """Return the directories to search, the one for our own journal first; none of them need exist."""
     if configured:
         return tuple(dict.fromkeys(Path(os.path.abspath(path)) for path in configured))
     told = environ.get("HWR_RUN_DIR", "")
@@ -36,13 +37,14 @@ def run_directories(
         return (Path(os.path.abspath(told)),)
     below = Path(tempfile.gettempdir()) if temporary is None else temporary
     own = os.geteuid() if uid is None else uid
-    found: list[Path] = [shared] if shared.is_dir() else []
     mine = below / f"hwr-{own}"
-    if not os.path.lexists(mine) or _is_private(mine, own):
-        found.append(mine)
+    found = [mine] if not os.path.lexists(mine) or _is_private(mine, own) else []
+    # As a writer does: whoever may not write there goes to its private directory, and so does who comes before it is made.
+    at = 0 if os.path.isdir(shared) and os.access(shared, os.W_OK) else len(found)
+    found.insert(at, shared)
     if own == 0:
         found += _private_directories(below)
-    return tuple(dict.fromkeys(found))[:MAX_PLACES] or (mine,)
+    return tuple(dict.fromkeys(found))[:MAX_PLACES]
 
 
 def _private_directories(below: Path) -> list[Path]:

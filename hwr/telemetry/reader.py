@@ -37,31 +37,48 @@ class JournalReader:
         self.directory = directory
         self.state = WorkerState()
         self.problem: Unavailable | None = None
+        self.taken_bytes = 0  # of all segments, since this reader began
+        self.behind = False  # the last call stopped at its limit, and not at the journal's end
         self._from_start = from_start
         self._fd = -1
         self._number = 0
         self._read = 0
         self._rest = b""
 
-    def poll(self) -> WorkerState:
-        """Read what was written since the last call and return the state."""
-        for _ in self.records():
+    @property
+    def vanished(self) -> bool:
+        """Whether the segment that is open was deleted; if it was the newest, the directory went with it, or another is in its place."""
+        try:
+            return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+        except OSError:
+            return False
+
+    def poll(self, limit_bytes: int | None = None) -> WorkerState:
+        """Read what was written since the last call, at most `limit_bytes` of it, and return the state."""
+        for _ in self.records(limit_bytes):
             pass
         return self.state
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield new records, each after it was folded into `state`."""
+    def records(self, limit_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield new records, each after it was folded into `state`; a limit counts every byte, of lines that are no records too."""
+        self.behind = False
+        end = None if limit_bytes is None else self.taken_bytes + limit_bytes
         while True:
             if self._fd < 0 and not self._open_next():
                 return
-            yield from self._drain()
-            if not any(number > self._number for number in self._segments()):
+            yield from self._drain(end)
+            if self.behind or not any(number > self._number for number in self._segments()):
                 return
             # Nothing is appended to a segment once a newer one exists; read once more, since it may have grown meanwhile.
-            yield from self._drain()
+            yield from self._drain(end)
+            if self._stopped():
+                return
             if self._rest:
                 self.state.malformed += 1
             self.close()
+
+    def _stopped(self) -> bool:
+        return self.behind
 
     def close(self) -> None:
         """Close the segment that is open."""
@@ -69,17 +86,21 @@ class JournalReader:
             os.close(self._fd)
         self._fd, self._rest, self._read = -1, b"", 0
 
-    def _drain(self) -> Iterator[dict[str, Any]]:
+    def _drain(self, end: int | None) -> Iterator[dict[str, Any]]:
         state = self.state
         while self._read < MAX_SEGMENT_BYTES:
+            if end is not None and self.taken_bytes >= end:
+                self.behind = True
+                return
             try:
-                chunk = os.read(self._fd, CHUNK_BYTES)
+                chunk = os.read(self._fd, CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - self.taken_bytes))
             except OSError as error:
                 self.problem = Unavailable(errno_text(error))
                 return
             if not chunk:
                 return
             self._read += len(chunk)
+            self.taken_bytes += len(chunk)
             lines = (self._rest + chunk).split(b"\n")
             self._rest = lines.pop()
             if len(self._rest) > MAX_LINE_BYTES:

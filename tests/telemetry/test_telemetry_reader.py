@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hwr.errors import Unavailable
 from hwr.telemetry import reader as reader_module
-from hwr.telemetry.alive import Beat, is_held, read_beat
+from hwr.telemetry.alive import AliveFile, Beat, is_held, read_beat
 from hwr.telemetry.encode import MAX_LINE_BYTES
 from hwr.telemetry.journal import segment_name
 from hwr.telemetry.reader import JournalReader, read_state
@@ -91,6 +91,49 @@ def test_an_alive_file_that_is_none(trap: str, tmp_path: Path) -> None:
     path.unlink() if trap != "directory" else path.rmdir()
     path.write_bytes((5).to_bytes(8, "little") + (7).to_bytes(8, "little"))
     assert read_beat(tmp_path) == Beat(mono_ns=5, count=7)
+
+
+def test_a_link_to_a_living_workers_file_makes_nobody_alive(tmp_path: Path) -> None:
+    """The kernel's table names files, and a link has that of what it points to."""
+    (tmp_path / "other").mkdir()
+    living = AliveFile(tmp_path / "other")
+    assert is_held(tmp_path / "other") is True
+    (tmp_path / "alive").symlink_to(tmp_path / "other" / "alive")
+    assert isinstance(is_held(tmp_path), Unavailable)
+    living.close()
+
+
+def test_a_limit_counts_every_byte_and_the_rest_comes_next_time(tmp_path: Path) -> None:
+    """Lines that are no records count too; reading in parts gives the same as reading at once."""
+    for number in (1, 2):
+        text = b"".join(line(seq) if seq % 3 else b"garbage\n" for seq in range(100 * number, 100 * number + 100))
+        (tmp_path / segment_name(number)).write_bytes(text)
+    whole = JournalReader(tmp_path, from_start=True)
+    whole.poll()
+    parts = JournalReader(tmp_path, from_start=True)
+    taken = []
+    while not taken or parts.behind:
+        before = parts.taken_bytes
+        parts.poll(700)
+        taken.append(parts.taken_bytes - before)
+    assert max(taken) <= 700
+    assert len(taken) > 10
+    assert (parts.state, parts.taken_bytes) == (whole.state, whole.taken_bytes)
+    assert not whole.behind
+    whole.close()
+    parts.close()
+
+
+def test_a_journal_that_was_deleted_has_vanished(tmp_path: Path) -> None:
+    (tmp_path / segment_name(1)).write_bytes(line(1))
+    reader = JournalReader(tmp_path)
+    assert not reader.vanished
+    reader.poll()
+    assert not reader.vanished
+    (tmp_path / segment_name(1)).unlink()
+    assert reader.vanished
+    reader.close()
+    assert not reader.vanished
 
 
 def test_a_line_without_an_end_costs_bounded_memory(tmp_path: Path) -> None:
