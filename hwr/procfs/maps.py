@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from hwr.errors import Unavailable
 from hwr.procfs.file_id import FileId
 from hwr.procfs.reading import CAP_SYS_PTRACE, PROC_ROOT, Pid, unreadable
 from hwr.procfs.smaps import parse_mapping_line
+
+_BUFFER_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,15 @@ def iter_maps(lines: Iterable[bytes], wanted: Container[FileId] | None = None) -
 
 
 def read_maps(pid: Pid, proc_root: Path = PROC_ROOT, wanted: Container[FileId] | None = None) -> tuple[Mapping, ...] | Unavailable:
-    """Read the file mappings of a process; may block for as long as the target's mmap lock is held."""
+    """Read the file mappings of a process; may block for as long as the target's mmap lock is held.
+
+    A text without a line is Unavailable: that of a kernel thread or a zombie.
+    """
     path = proc_root / str(pid) / "maps"
     try:
-        with path.open("rb", buffering=1 << 16) as lines:
-            return tuple(iter_maps(lines, wanted))
+        with path.open("rb", buffering=_BUFFER_BYTES) as lines:
+            found = tuple(iter_maps(lines, wanted))
+            empty = not found and lines.tell() == 0
     except OSError as error:
         return unreadable(path, error, capability=CAP_SYS_PTRACE)
+    return Unavailable(f"{path}: no mapping: it has no memory of its own (kernel thread, zombie)") if empty else found

@@ -1,4 +1,4 @@
-"""PAGEMAP_SCAN: how many pages of a range of a process are no file pages any more.
+"""PAGEMAP_SCAN: which pages of a range of a process are there, and how many are no file pages any more.
 
 Owns the ioctl on /proc/PID/pagemap (Linux >= 6.7, Documentation/admin-guide/mm/pagemap.rst). Promises exact counts a window at a time: the
 target's mmap lock is held for one window of 64 MiB, about a millisecond. Refuses to pace: whoever scans a large mapping waits in between.
@@ -7,6 +7,7 @@ target's mmap lock is held for one window of 64 MiB, about a millisecond. Refuse
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ WINDOW_BYTES: Final = 64 << 20
 # include/uapi/linux/fs.h
 _PAGE_IS_FILE: Final = 1 << 2
 _PAGE_IS_PRESENT: Final = 1 << 3
+_PAGE_IS_PFNZERO: Final = 1 << 5
 _REGIONS: Final = 256
+_NO_SUCH_CALL: Final = frozenset({errno.ENOTTY, errno.EOPNOTSUPP})
 
 
 class _Arguments(ctypes.Structure):
@@ -45,11 +48,15 @@ _PAGEMAP_SCAN: Final = (3 << 30) | (ctypes.sizeof(_Arguments) << 16) | (ord("f")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One range that was looked at: bytes of it that are present and no page of the file."""
+    """One range that was looked at: bytes of it that are present, as pages of a file or of shared memory, and as this process's own.
+
+    The kernel's page of zeros, which stands for memory that was read and never written, is neither.
+    """
 
     start: int
     end: int
     anonymous: int
+    file: int
 
 
 def open_pagemap(pid: Pid, proc_root: Path = PROC_ROOT) -> int | Unavailable:
@@ -67,7 +74,7 @@ def scan(descriptor: int, start: int, end: int, *, window: int = WINDOW_BYTES) -
     at = start
     while at < end:
         limit = min(at + window, end)
-        anonymous, begun = 0, at
+        anonymous, file, begun = 0, 0, at
         while at < limit:
             arguments = _Arguments(
                 size=ctypes.sizeof(_Arguments),
@@ -75,15 +82,19 @@ def scan(descriptor: int, start: int, end: int, *, window: int = WINDOW_BYTES) -
                 end=limit,
                 vec=ctypes.addressof(regions),
                 vec_len=_REGIONS,
-                category_inverted=_PAGE_IS_FILE,
-                category_mask=_PAGE_IS_FILE | _PAGE_IS_PRESENT,
-                return_mask=_PAGE_IS_PRESENT,
+                category_mask=_PAGE_IS_PRESENT,
+                return_mask=_PAGE_IS_FILE | _PAGE_IS_PFNZERO,
             )
             try:
                 found = fcntl.ioctl(descriptor, _PAGEMAP_SCAN, arguments)
             except OSError as error:
-                yield unreadable(Path("pagemap"), error)
+                why = unreadable(Path("pagemap"), error).reason
+                yield Unavailable(f"{why}: PAGEMAP_SCAN needs Linux 6.7") if error.errno in _NO_SUCH_CALL else Unavailable(why)
                 return
-            anonymous += sum(region.end - region.start for region in regions[:found])
+            for region in regions[:found]:
+                if region.categories & _PAGE_IS_FILE:
+                    file += region.end - region.start
+                elif not region.categories & _PAGE_IS_PFNZERO:
+                    anonymous += region.end - region.start
             at = arguments.walk_end if arguments.walk_end > at else limit
-        yield Window(begun, limit, anonymous)
+        yield Window(begun, limit, anonymous, file)

@@ -34,12 +34,13 @@ def parse_pressure(text: bytes) -> Mapping[str, PressureLine] | Unavailable:
     """Parse one file; lines of other kinds are skipped."""
     found: dict[str, PressureLine] = {}
     for line in complete_lines(text):
-        kind, *words = line.split()
-        pairs = dict(word.partition(b"=")[::2] for word in words)
+        words = line.split()
+        kind = words[0].decode("ascii", "replace") if words else ""
+        pairs = dict(word.partition(b"=")[::2] for word in words[1:])
         total = number(pairs.get(b"total"))
-        if kind.decode("ascii", "replace") in KINDS and total is not None:
+        if kind in KINDS and total is not None:
             averages = (_share(pairs.get(name)) for name in (b"avg10", b"avg60", b"avg300"))
-            found[kind.decode("ascii")] = PressureLine(total / _US_PER_S, *averages)
+            found[kind] = PressureLine(total / _US_PER_S, *averages)
     return found or Unavailable("pressure: no whole line")
 
 

