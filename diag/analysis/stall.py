@@ -2,8 +2,8 @@
 
 Owns the order in which explanations are tried: what the kernel says outright (dead, stopped), what makes every other sign meaningless (the
 process's mmap lock, its interpreter's lock), whom it waits for, and last what its own counters suggest. Promises a pure function with one
-verdict for any two samples, each with its evidence. Refuses to call a slow thing stuck: whatever moves between the samples is no stall of
-the kind that would be wrong to interrupt, and what nothing explains is `unknown`.
+verdict for any two samples, each with its evidence (N8). Refuses to call a slow thing stuck: whatever moves between the samples is no stall
+of the kind that would be wrong to interrupt, and what nothing explains is `unknown`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ BUSY_SHARE: Final = 0.5
 PRESSED_SHARE: Final = 0.1
 # Less than this read from disk between two looks is no reason to wait.
 READ_BYTES: Final = 1 << 20
+# A driver that is asked again and again does so from the beginning; a copy of one block takes milliseconds.
+POLL_SECONDS: Final = 5.0
+# A loop over memory that is mapped faults now and then; a copy into new memory, thousands of times.
+POLL_FAULTS: Final = 256
 
 _PINNING: Final = frozenset({Operation.REGISTER.value, Operation.REGISTER_CHUNK.value})
 _MEETING: Final = frozenset({Operation.COLLECTIVE.value, Operation.ALLGATHER.value, Operation.VOTE.value})
+# Where the time goes into a driver; elsewhere a busy core is how computing looks.
+_DRIVING: Final = frozenset({Operation.TRANSFER.value})
 _LOCKING: Final = frozenset({Operation.LOCK.value, Operation.ADMISSION.value})
 _FILESYSTEM_WCHANS: Final = (
     "jbd2",
@@ -96,8 +102,10 @@ class Case:
         return _difference(self.node_before, self.node, name)
 
     def busy(self, name: str) -> float:
-        """Return the share of the time between the samples for which a counter of seconds ran."""
-        return self.grew(name) / self.seconds if self.seconds else 0.0
+        """Return the share of the time between two readings for which a counter of seconds ran."""
+        before, now = self.before and self.before.read_ns, self.now.read_ns
+        seconds = (now - before) / 1e9 if before and now else self.seconds
+        return self.grew(name) / seconds if seconds > 0 else 0.0
 
     def pressed(self, name: str) -> float:
         """Return the share of the time for which somebody on the node waited."""
@@ -245,6 +253,8 @@ def _pin(case: Case) -> Verdict | None:
     told.append("neither a chunk nor the kernel's counters of pinned and locked pages have moved")
     if overdue:
         told.append("its deadline has passed; the call cannot be cancelled")
+    if case.busy("utime_s") >= BUSY_SHARE:
+        told.append(f"it burns {case.busy('utime_s'):.0%} of a core in user mode: the driver asks again and again")
     return _told(Stall.PIN_STUCK, Confidence.HIGH if overdue or age >= now.stall_after_seconds else Confidence.LOW, told, call.begun_ns)
 
 
@@ -286,11 +296,14 @@ def _slow(case: Case) -> Verdict | None:
     if waits and (read >= READ_BYTES or faults > 0):
         told.append(f"it reads from disk: {bytes_text(read)} and {faults:.0f} faults that waited for it in the last {case.seconds:.1f} s")
         return _told(Stall.COLD_CACHE, Confidence.MEDIUM, told, operation.begun_ns)
-    if quiet >= min(now.stall_after_seconds, 5.0) and case.busy("utime_s") >= BUSY_SHARE and case.grew("minflt") < 256:
-        told.append(f"it burns {case.busy('utime_s'):.0%} of a core in user mode; no read, no fault and no pin moves")
+    busy = case.busy("utime_s")
+    if operation.operation in _DRIVING and quiet >= POLL_SECONDS and busy >= BUSY_SHARE and case.grew("minflt") < POLL_FAULTS:
+        told.append(f"it burns {busy:.0%} of a core in user mode; no read, no fault and no pin moves")
         return _told(Stall.DRIVER_POLL, Confidence.MEDIUM, told, operation.begun_ns)
     if quiet >= now.stall_after_seconds:
         told.append(f"nothing has moved for {quiet:.0f} s, and nothing explains it")
+        if busy >= BUSY_SHARE:
+            told.append(f"its process is busy, with {busy:.0%} of a core in user mode: it may be computing")
         return _told(Stall.UNKNOWN, Confidence.LOW, told, operation.begun_ns)
     return None
 

@@ -68,9 +68,10 @@ class InCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSample:
-    """One worker at `taken_ns`."""
+    """One worker at `taken_ns`; its processor time, faults and reads are as of `read_ns`."""
 
     taken_ns: int
+    read_ns: int | None = None
     liveness: Liveness
     heartbeat_ns: int | None = None
     quiet_ns: int | None = None

@@ -28,9 +28,10 @@ _LOCKING: Final = frozenset({Operation.LOCK.value, Operation.ADMISSION.value})
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is remembered of a worker between two looks."""
+    """What is remembered of a worker between two looks; `earlier` is the last sample with another reading of /proc."""
 
     sample: WorkerSample
+    earlier: WorkerSample | None
     verdict: Verdict
 
 
@@ -41,6 +42,7 @@ class Judge:
         self._stall_after = stall_after_seconds
         self._kept: dict[Path, _Kept] = {}
         self._node: NodeSample | None = None
+        self._newest: NodeSample | None = None
         self._kernel_seconds: dict[int, float] = {}
         self._waiting_since: dict[tuple[int, str], int] = {}
         self._by_pid: dict[int | None, str] = {}
@@ -56,6 +58,9 @@ class Judge:
     ) -> dict[Path, Verdict]:
         """Return a verdict on each worker."""
         node = _node_sample(taken_ns, kernel)
+        # The same reading twice would look like counters that stand still.
+        same = node is not None and self._newest is not None and node.taken_ns == self._newest.taken_ns
+        node_before = self._node if same else self._newest
         waits = self._dated(taken_ns, _waits(locks))
         peers = _sequences(workers, names)
         # A writer in another PID namespace calls its peers by other numbers: then the number alone is shown.
@@ -70,14 +75,18 @@ class Judge:
             process = None if worker.pid is None else processes.get(worker.pid)
             sample = self._sample(taken_ns, worker, names, process, waits, peers)
             before = self._kept.get(worker.directory)
-            verdict = judge(None if before is None else before.sample, sample, self._node, node)
+            stale = before is not None and sample.read_ns is not None and before.sample.read_ns == sample.read_ns
+            earlier = None if before is None else before.earlier if stale else before.sample
+            verdict = judge(earlier, sample, node_before, node)
             if before is not None and before.verdict.stall is verdict.stall and before.verdict.since_ns is not None:
                 verdict = replace(verdict, since_ns=min(before.verdict.since_ns, verdict.since_ns or before.verdict.since_ns))
             elif verdict.stall is not Stall.NONE and verdict.since_ns is None:
                 verdict = replace(verdict, since_ns=taken_ns)
-            kept[worker.directory] = _Kept(sample, verdict)
+            kept[worker.directory] = _Kept(sample, earlier, verdict)
             found[worker.directory] = verdict
-        self._kept, self._node = kept, node
+        self._kept = kept
+        if self._newest is None or node is None or node.taken_ns != self._newest.taken_ns:
+            self._node, self._newest = self._newest, node
         return found
 
     def _dated(self, taken_ns: int, waits: Mapping[int, tuple[Wait, ...]]) -> dict[int, tuple[Wait, ...]]:
@@ -141,6 +150,7 @@ class Judge:
         listed = waits.get(worker.pid, ()) if worker.pid is not None else ()
         return WorkerSample(
             taken_ns=taken_ns,
+            read_ns=None if process is None else process.sampled_ns,
             liveness=worker.liveness,
             heartbeat_ns=worker.heartbeat_ns,
             quiet_ns=worker.quiet_ns,
