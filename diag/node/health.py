@@ -114,8 +114,8 @@ def _asked_for(workers: Iterable[Worker], rank: int | None, engine: str | None) 
         for worker in workers
         if worker.role in _RANKED and (rank is None or worker.rank == rank) and (engine is None or worker.engine == engine)
     ]
-    if rank is None:
-        return chosen
+    if rank is None:  # of the dead, those whose place nobody has taken: a rank that was restarted fifty times is one rank
+        return [worker for worker in chosen if worker.shown or worker.liveness not in (Liveness.DEAD, Liveness.EXITED)]
     # A tool that took a rank's number for a moment is not that rank, unless there is nobody else.
     workers_only = [worker for worker in chosen if worker.role is Role.WORKER] or chosen
     named = {worker.name for worker in workers_only if worker.shown}

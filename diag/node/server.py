@@ -2,7 +2,7 @@
 
 Owns the listening socket, the thread and the loop that serve it, and the count of clients and answers. Promises that a house full of idle
 or dribbling clients lets a scraper in (the oldest of those that are only waited for goes), that running out of descriptors passes, and
-that `close` ends in bounded time. Refuses to share the port with another process, and to write a line per request.
+that `close` ends in bounded time (N7). Refuses to share the port with another process, and to write a line per request.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class Server:
         self._render = ThreadPoolExecutor(1, "hwr-render")
         self._checks = ThreadPoolExecutor(1, "hwr-passwords")
         self._checking = 0
+        self._starved = 0
         self._refreshed_at: float | None = None
         self._refreshing: asyncio.Future[None] | None = None
         self._failure: BaseException | None = None
@@ -106,6 +107,11 @@ class Server:
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._clients)
+
+    @property
+    def starved(self) -> int:
+        """How often there was no descriptor to accept with."""
+        return self._starved
 
     @property
     def web_problem(self) -> str | None:
@@ -166,6 +172,7 @@ class Server:
                 except OSError as error:
                     # Out of descriptors: whoever is only waited for has one to give. Anything else was that client's own end.
                     if error.errno in _FULL:
+                        self._starved += 1
                         self._make_room()
                         await asyncio.sleep(BACKOFF_SECONDS)
                     continue
@@ -295,8 +302,6 @@ def listen(addr: str, port: int) -> socket.socket:
         OptionError: it cannot.
     """
     try:
-        if not addr:  # the library takes it for every address there is
-            raise OSError("it is empty")
         found = socket.getaddrinfo(addr, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError) as error:  # the others: no host name, no port
         raise OptionError(

@@ -20,6 +20,7 @@ from node_port import DEADLINE_SECONDS, FakeAnswers, connect, everything, get, n
 
 from diag.node import server as port
 from diag.node.server import Server
+from diag.node.server_connection import HEAD_SECONDS
 from diag.node.web_users import MAX_WRONG, Users
 from diag.node.webconfig import WebConfig
 from hwr.errors import OptionError
@@ -369,7 +370,7 @@ def test_a_passphrase_is_refused_and_not_asked_for(tls_files: Path) -> None:
     locked = ["openssl", "ec", "-in", key, "-aes128", "-passout", "pass:abcd", "-out", tls_files / "locked.key"]
     subprocess.run(locked, check=True, capture_output=True, timeout=20)
     (tls_files / "locked.key").replace(key)
-    with pytest.raises(OptionError, match="passphrase"):
+    with pytest.raises(OptionError, match="the key has a passphrase"):
         WebConfig.load(written(tls_files, TLS))
 
 
@@ -384,5 +385,7 @@ def test_silent_handshakes_do_not_lock_a_scraper_out(tls_files: Path, issued: di
         for _ in range(3):
             assert status(asked(server, client(issued))[0]) == 200
         assert time.monotonic() - begun < 2.0
+        silent[0].settimeout(HEAD_SECONDS / 2)
+        assert silent[0].recv(1) == b"", "the first to come is the first to go, before its time is over"
         for one in silent:
             one.close()
