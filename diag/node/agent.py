@@ -12,7 +12,7 @@ import ipaddress
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,9 +57,10 @@ class Agent:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._places = run_directories(settings.run_dirs, os.environ)
-        self._watch = _watch(settings, self._places, View.AGENT)
-        self._files = AgentFiles(self._places[0])
+        places = _places(settings)
+        self._place = places()[0]
+        self._watch = NodeWatch(_watching(settings, places, View.AGENT))
+        self._files = AgentFiles(self._place)
         self._journal = NodeJournal()
         self._exposition = Exposition()
         self._snapshot: NodeSnapshot | None = None
@@ -113,7 +114,7 @@ class Agent:
         """Write a journal of our own, in a run of our own, whoever's environment we were started in."""
         os.environ["HWR_RUN_ID"] = f"agent-{rundir.run_id({})}"
         wanted = telemetry_wanted(None)
-        telemetry.configure(wanted, run_dir=self._places[0], engine=ENGINE, rank=0, role=Role.AGENT)
+        telemetry.configure(wanted, run_dir=self._place, engine=ENGINE, rank=0, role=Role.AGENT)
         try:
             yield
         finally:
@@ -179,7 +180,7 @@ class Agent:
 
 def once(settings: Settings) -> bytes:
     """Look twice, a second apart, since a verdict needs two samples; return one exposition."""
-    watch = _watch(settings, run_directories(settings.run_dirs, os.environ), View.DIRECT)
+    watch = NodeWatch(_watching(settings, _places(settings), View.DIRECT))
     try:
         watch.once()
         threading.Event().wait(PERIOD_SECONDS)
@@ -212,5 +213,10 @@ def openness_warning(address: str, *, protected: bool) -> str | None:
     return f"{printable(address)} is reachable from outside, without TLS and passwords: give a --web-config"
 
 
-def _watch(settings: Settings, places: tuple[Path, ...], view: View) -> NodeWatch:
-    return NodeWatch(WatchSettings(view=view, run_dirs=places, roots=settings.roots, stall_after_seconds=settings.stall_after_seconds))
+def _places(settings: Settings) -> Callable[[], tuple[Path, ...]]:
+    environ = dict(os.environ)  # as it was given to us: our own telemetry exports what its children should have
+    return lambda: run_directories(settings.run_dirs, environ)
+
+
+def _watching(settings: Settings, places: Callable[[], tuple[Path, ...]], view: View) -> WatchSettings:
+    return WatchSettings(view=view, run_dirs=places, roots=settings.roots, stall_after_seconds=settings.stall_after_seconds)

@@ -2,7 +2,8 @@
 
 Owns the way from a key to files with device, inode and size. Promises to look at an unchanged directory once (artifacts are immutable), to
 answer from memory whoever must not wait for a filesystem (`known`, `by_file`), and to remember what a file was called after it was set
-aside or deleted, since mappings of it live on. Refuses links. Any thread may ask; what touches a store is for that store's own thread.
+aside or deleted, since mappings of it live on: as long as one does, its inode is nobody else's, and an artifact that gets a free one takes
+the name over. Refuses links. Any thread may ask; what touches a store is for that store's own thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reading in the background: each thing on its own, and nothing that hangs keeps another.
 
 Owns the threads of the collectors, their times and their health. Promises the newest value of each with the time it is of, a failure that
-has a name and leaves the older value where it is, and an end that waits for nobody who hangs. Refuses to know what is read, and to log:
-health is a value that views show.
+has a name and leaves the older value where it is (N1), and an end that waits for nobody who hangs. Refuses to know what is read, and to
+log: health is a value that views show.
 
 Threads and no child processes: a read that waits for FUSE, NFS or an mmap lock is killable, so that the process ends all the same.
 """
@@ -25,6 +25,8 @@ from hwr.units import NS_PER_S, one_line, seconds_text
 MAX_BACKOFF_SECONDS: Final = 30.0
 # What `stop` waits, all together, for those who are about to come back.
 STOP_SECONDS: Final = 1.0
+# So that whoever is waited for in vain is overdue by its own clock too, which began a moment later.
+OVERDUE_SECONDS: Final = 0.1
 # A run that takes longer than its interval still leaves the processor to others between two runs.
 LEAST_PAUSE: Final = 0.1
 
@@ -257,9 +259,10 @@ class Running:
         until = None if within_seconds is None else time.monotonic() + within_seconds
         for stage in _ORDER:
             wanted = [runner for (name, _), runner in self._runners.items() if name in stage and (names is None or name in names)]
-            begun, threads = time.monotonic(), [(runner, runner.once()) for runner in wanted]
+            threads = [(runner, runner.once()) for runner in wanted]
+            begun = time.monotonic()
             for runner, thread in threads:
-                last = begun + runner.collector.deadline_seconds
+                last = begun + runner.collector.deadline_seconds + OVERDUE_SECONDS
                 thread.join(max(0.0, (last if until is None else min(last, until)) - time.monotonic()))
 
     def latest(self, name: CollectorName) -> tuple[Reading[Any], ...]:

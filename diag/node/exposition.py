@@ -1,9 +1,9 @@
 """From a snapshot to an exposition: text and OpenMetrics.
 
 Owns the figures of the node's metrics, and what a worker looks like to whoever watches from outside: memory is the watcher's newer reading,
-a dead process has no gauges of what it held, and has still counted what it had counted. Promises no duplicate series, label values that
-are bounded, no figure that is stale without its time, and sums that go on where the last agent's ended. Refuses to look at anything, and
-the global registry.
+a dead process has no gauges of what it held, and has still counted what it had counted. Promises no duplicate series (N2), label values
+that are bounded, no figure that is stale without its time, and sums that go on where the last agent's ended. Refuses to look at anything,
+and the global registry.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from diag.node.snapshot import Artifact, NodeSnapshot, Store, Worker
+from diag.node.run_listing import ABSENT
+from diag.node.snapshot import Artifact, NodeSnapshot, RunDirectory, Store, Worker
 from hwr.outcomes import CollectorName, Liveness, Role
 from hwr.telemetry import HwrCollector
 from hwr.telemetry.catalogue import Observed, Values
@@ -148,7 +149,7 @@ def _of_the_agent(snapshot: NodeSnapshot) -> dict[str, Values]:
             sampled.pop(collector.name.value, None)
     return {
         "hwr_runs_discovered": {"": float(sum(directory.runs for directory in directories))},
-        "hwr_run_dir_readable": {"": float(all(directory.readable for directory in directories))} if directories else {},
+        "hwr_run_dir_readable": {"": float(_readable(directories))} if directories else {},
         "hwr_workers": liveness,
         "hwr_agent_start_timestamp_seconds": {"": snapshot.wall_ns(snapshot.started_ns) / 1e9} if snapshot.started_ns else {},
         "hwr_snapshot_timestamp_seconds": {"": snapshot.wall_ns(snapshot.taken_ns) / 1e9},
@@ -157,6 +158,11 @@ def _of_the_agent(snapshot: NodeSnapshot) -> dict[str, Values]:
         "hwr_collector_duration_seconds": seconds,
         "hwr_collector_timestamp_seconds": sampled,
     }
+
+
+def _readable(directories: Sequence[RunDirectory]) -> bool:
+    """Say whether nothing is in the way: one of several places may not exist yet, but not all."""
+    return any(one.readable for one in directories) and all(one.readable or one.problem == ABSENT for one in directories)
 
 
 def _unreadable(texts: Iterable[str]) -> Values:

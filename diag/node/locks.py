@@ -92,9 +92,13 @@ class LockCollector:
         self._proc_root, self._clock = proc_root, clock
         self._asides = Asides("locks", clock=clock)
         self._names: dict[Path, _Names] = {}
-        self._text, self._table = b"", ()  # type: tuple[bytes, tuple[Lock, ...]]
+        self._text, self._devices = b"", frozenset[tuple[int, int]]()
+        self._kept: list[bytes] = []
+        self._groups: dict[bytes, tuple[Lock, ...]] = {}
+        self._table: tuple[Lock, ...] = ()
         self._placed_of: tuple[object, ...] = ()
         self._placed: tuple[tuple[Lock, _Place], ...] = ()
+        self._exclusive: set[_Place] = set()
         self._made_of: tuple[object, ...] = ()
         self._found: tuple[LockFacts, ...] = ()
 
@@ -104,11 +108,10 @@ class LockCollector:
         if isinstance(text, Unavailable):
             return text
         stores = [store for store in self._stores() if store.path is not None and store.device is not None]
-        devices = {store.device for store in stores if store.device is not None}
+        devices = frozenset(store.device for store in stores if store.device is not None)
         problems = self._join(self._locks(text, devices | self._index.devices()), stores)
         waits = self._waits(stores)
-        contended = {place for lock, place in self._placed if lock.exclusive or lock.waiters} | {wait.place for wait in waits}
-        states = self._states({lock.pid for lock, place in self._placed if place in contended} | {wait.pid for wait in waits})
+        states = self._states(self._contenders(waits))
         made_of = (self._placed, waits, states)
         if made_of != self._made_of:
             self._made_of, self._found = made_of, _facts(self._placed, waits, states)
@@ -123,20 +126,34 @@ class LockCollector:
         files = self._index.by_file()
         placed = ((lock, self._place(lock.file, stores, files)) for lock in table if lock.file is not None)
         self._placed = tuple((lock, place) for lock, place in placed if place is not None)
+        self._exclusive = {place for lock, place in self._placed if lock.exclusive or lock.waiters}
         settled = all(names.settled for names in self._names.values())
         self._placed_of = placed_of if settled and not problems else ()  # a late answer is fetched the next time
         return problems
 
-    def _locks(self, text: bytes, devices: set[tuple[int, int]]) -> tuple[Lock, ...]:
+    def _locks(self, text: bytes, devices: frozenset[tuple[int, int]]) -> tuple[Lock, ...]:
         """Parse the lines of the devices that matter, and only when one of them changed: parsing all of them each second costs more."""
-        if not devices:
-            return ()
-        words = b"|".join(b"%02x:%02x" % device for device in sorted(devices))
-        kept = b"\n".join(re.findall(rb"^.* (?:" + words + rb"):\d+ .*$", text, re.MULTILINE)) + b"\n"
-        if kept != self._text:
-            self._text = kept
-            self._table = tuple(lock for lock in parse_locks(kept) if lock.kind is KernelLock.FLOCK)
+        if text != self._text or devices != self._devices:
+            self._text, self._devices = text, devices
+            words = [b" %02x:%02x:" % device for device in devices]
+            # Without their numbers, which change whenever anybody's lock anywhere comes or goes.
+            kept = [line.partition(b": ")[2] for line in text.split(b"\n") if any(word in line for word in words)]
+            if kept != self._kept:
+                self._kept = kept
+                self._table = self._parsed(kept)
         return self._table
+
+    def _parsed(self, lines: Sequence[bytes]) -> tuple[Lock, ...]:
+        groups: list[bytes] = []
+        for line in lines:
+            if line.startswith(b"->") and groups:
+                groups[-1] += b"1: " + line + b"\n"
+            else:
+                groups.append(b"1: " + line + b"\n")
+        before, self._groups = self._groups, {}
+        for group in groups:
+            self._groups[group] = before.get(group) or parse_locks(group)
+        return tuple(lock for group in groups for lock in self._groups[group] if lock.kind is KernelLock.FLOCK)
 
     def _look_up_names(self, table: Sequence[Lock], stores: Sequence[StoreFound]) -> list[str]:
         problems: list[str] = []
@@ -194,6 +211,13 @@ class LockCollector:
                     exclusive = operation.attrs.get("exclusive") is not False
                     found.append(_Wait(worker.pid, place, exclusive, operation.begun_ns))
         return found
+
+    def _contenders(self, waits: Sequence[_Wait]) -> set[int | None]:
+        """Whose state is worth a letter: who holds exclusively, who waits, and who keeps somebody waiting."""
+        if not waits and not self._exclusive:
+            return set()
+        contended = {wait.place for wait in waits} | self._exclusive
+        return {lock.pid for lock, place in self._placed if place in contended} | {wait.pid for wait in waits}
 
     def _states(self, pids: set[int | None]) -> dict[int, str]:
         found: dict[int, str] = {}

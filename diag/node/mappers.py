@@ -63,6 +63,7 @@ class MapperCollector:
         self._due_ns = 0
         self._problem: str | None = None
         self._swept: dict[int, tuple[str, frozenset[str]]] = {}
+        self._made_of: tuple[object, ...] = ()
         self._found: dict[str, tuple[Mapper, ...]] = {}
 
     @property
@@ -76,16 +77,28 @@ class MapperCollector:
         accounted = {worker.pid for worker in workers if worker.pid is not None}
         if self._clock() >= self._due_ns:
             self._sweep(accounted)
+        leases = {
+            worker.pid: frozenset(printable(str(lease.get("key")), 128) for lease in worker.state.leases.values())
+            for worker in workers
+            if worker.pid is not None
+        }
+        locks = self._locks()
+        made_of = (accounted, self._swept, leases, locks)
+        if made_of != self._made_of:
+            self._made_of, self._found = made_of, self._joined(accounted, leases, locks)
+        return Collected(self._found, self._problem)
+
+    def _joined(
+        self, accounted: set[int], leases: Mapping[int, frozenset[str]], locks: Sequence[LockFacts]
+    ) -> dict[str, tuple[Mapper, ...]]:
         users: dict[str, dict[int, Mapper]] = {}
         for pid, (command, keys) in self._swept.items():
             for mapped in keys:
                 users.setdefault(mapped, {})[pid] = Mapper(pid=pid, how="mapping", name=command, orphan=pid not in accounted)
-        for worker in workers:
-            for lease in worker.state.leases.values():
-                key = lease.get("key")
-                if isinstance(key, str) and worker.pid is not None:
-                    users.setdefault(printable(key, 128), {})[worker.pid] = Mapper(pid=worker.pid, how="lease")
-        for lock in self._locks():
+        for pid, leased in leases.items():
+            for key in leased:
+                users.setdefault(key, {})[pid] = Mapper(pid=pid, how="lease")
+        for lock in locks:
             if lock.kind is LockKind.ARTIFACT and lock.key is not None:
                 for holder in lock.holders:
                     if holder.pid is not None and not holder.exclusive:
@@ -93,10 +106,7 @@ class MapperCollector:
                         met = by_number.get(holder.pid)
                         named = self._name(holder.pid, accounted) if met is None else met.name
                         by_number[holder.pid] = Mapper(pid=holder.pid, how="lease", name=named, orphan=holder.pid not in accounted)
-        found = {key: tuple(by_pid[pid] for pid in sorted(by_pid)[:MAX_USERS]) for key, by_pid in users.items()}
-        if found != self._found:
-            self._found = found
-        return Collected(self._found, self._problem)
+        return {key: tuple(by_pid[pid] for pid in sorted(by_pid)[:MAX_USERS]) for key, by_pid in users.items()}
 
     def _sweep(self, accounted: set[int]) -> None:
         begun, cpu = time.perf_counter(), time.thread_time()

@@ -1,6 +1,6 @@
 """The memory of each worker, read so that it does not hurt.
 
-Owns which file of /proc is read when. Promises: `status` always, it is free; the whole of `smaps` only where its estimated cost to the
+Owns which file of /proc is read when. Promises (N5): `status` always, it is free; the whole of `smaps` only where its estimated cost to the
 target is at most five milliseconds; above that the anonymous pages of artifact mappings by PAGEMAP_SCAN, a window of 64 MiB at a time with
 pauses between; a share of the time that all of it may take; a source, a time and a cost with every figure; and that a worker which holds
 its mmap lock costs its own figures only. Refuses to read the mappings of a process that registers, or whose mmap lock is held.
@@ -44,9 +44,11 @@ EVERY_SECONDS: Final = 15.0
 UNKNOWN_SECONDS: Final = 2.0
 MAPS_EVERY_SECONDS: Final = 300.0
 # Of the agent's whole time, for all workers together; the burst serves the first look at eight of them.
-SHARE: Final = 0.003
+SHARE: Final = 0.002
 BURST_SECONDS: Final = 0.06
-WINDOWS_AT_ONCE: Final = 32
+# Of one worker, before the next one's turn: with the pauses some tenths of a second.
+STEP_SECONDS: Final = 0.02
+WINDOWS_AT_ONCE: Final = 1024
 LOOKS_AT_ONCE: Final = 2  # of one worker: the addresses, then their first windows
 # How long one worker is waited for; its answer may come later.
 PATIENCE_SECONDS: Final = 0.5
@@ -193,7 +195,7 @@ class MemoryCollector:
             else:
                 target.mapped_ns = now
                 return lambda: begin_scan(pid, files, self._proc_root)
-        windows = max(1, min(WINDOWS_AT_ONCE, int(left / scan.window_seconds)))
+        windows = max(1, min(WINDOWS_AT_ONCE, int(min(left, STEP_SECONDS) / scan.window_seconds)))
         return lambda: scan.go_on(pid, windows, self._proc_root, self._clock)
 
     def _take(self, target: _Target, answer: Answer[Looked] | Waiting, rss: int) -> Waiting | None:
@@ -208,8 +210,8 @@ class MemoryCollector:
             return None
         target.figures.update(looked.figures)
         target.artifacts.update({use.key: use for use in looked.artifacts if use.key in target.keys})
-        if looked.cost_seconds is not None and rss >= GIB // 64:  # of a small process the overhead would count as cost by size
-            target.seconds_per_gib, target.measured_ns = looked.cost_seconds / (rss / GIB), self._clock()
+        if looked.walked_seconds is not None and rss >= GIB // 64:  # of a small process the overhead would count as cost by size
+            target.seconds_per_gib, target.measured_ns = looked.walked_seconds / (rss / GIB), self._clock()
         if looked.scan is not None:
             target.scan = looked.scan
             target.due_ns = self._clock() + int(EVERY_SECONDS * NS_PER_S) if looked.scan.done else 0

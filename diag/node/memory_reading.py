@@ -24,19 +24,23 @@ from hwr.procfs.maps import read_maps
 from hwr.procfs.pagemap_scan import WINDOW_BYTES, open_pagemap, scan
 from hwr.procfs.smaps_rollup import Amounts
 
-# Between two windows, so that the target's own calls come through.
-WINDOW_PAUSE_SECONDS: Final = 0.010
+# So that the target's own calls come through: after a window, or after several that cost nearly nothing together.
+PAUSE_SECONDS: Final = 0.010
+PAUSE_AFTER_SECONDS: Final = 0.001
 # The first guess of what a window costs; a millisecond was measured where all of its pages are mapped one by one.
 FIRST_WINDOW_SECONDS: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What a look brought. `spent_seconds` is our own time; `cost_seconds`, of a whole smaps, is what the target may have waited."""
+    """What a look brought. `spent_seconds` is our own processor time; `walked_seconds` is the kernel's part of a whole smaps.
+
+    That is what the target may have to wait. On a busy machine the time on the clock says more of the others than of the target's size.
+    """
 
     spent_seconds: float
     problem: Unavailable | None = None
-    cost_seconds: float | None = None
+    walked_seconds: float | None = None
     figures: Mapping[str, MemoryFigure] = field(default_factory=dict)
     artifacts: tuple[ArtifactUse, ...] = ()
     scan: Scan | None = None
@@ -46,7 +50,7 @@ def look_at_all(pid: int, files: Sequence[ArtifactFiles], proc_root: Path, clock
     """Read the whole of smaps: PSS, private memory, and the mappings of these files."""
     begun, cpu = time.perf_counter(), time.thread_time()
     text = smaps.read_text_of(pid, proc_root)
-    cost, now = time.perf_counter() - begun, clock()
+    cost, walked, now = time.perf_counter() - begun, time.thread_time() - cpu, clock()
     if isinstance(text, Unavailable):
         return Looked(spent_seconds=time.thread_time() - cpu, problem=text)
     clean, dirty = smaps.total(text, "Private_Clean"), smaps.total(text, "Private_Dirty")
@@ -63,7 +67,7 @@ def look_at_all(pid: int, files: Sequence[ArtifactFiles], proc_root: Path, clock
             if size is not None
         },
         artifacts=tuple(_use(key, own, cost, now) for key, own in vmas.items()),
-        cost_seconds=cost,
+        walked_seconds=walked,
         spent_seconds=time.thread_time() - cpu,
     )
 
@@ -113,7 +117,7 @@ class Scan:
     @property
     def window_seconds(self) -> float:
         """What a window costs, by those so far."""
-        return max(self.seconds / self.at, 1e-5) if self.at else FIRST_WINDOW_SECONDS
+        return max(self.seconds / self.at, 2e-5) if self.at else FIRST_WINDOW_SECONDS
 
     def again(self) -> Scan:
         """Begin anew, with the same addresses."""
@@ -126,7 +130,7 @@ class Scan:
         if isinstance(descriptor, Unavailable):
             return Looked(spent_seconds=time.thread_time() - begun, problem=descriptor)
         anonymous = {**dict.fromkeys(self.mapped, 0), **self.anonymous}
-        seconds = self.seconds
+        seconds = paused = self.seconds
         chosen = self.windows[self.at : self.at + count]
         try:
             for window in chosen:
@@ -136,8 +140,9 @@ class Scan:
                 if isinstance(counted, Unavailable):
                     return Looked(spent_seconds=time.thread_time() - begun, problem=counted)
                 anonymous[window.key] += counted.anonymous
-                if window is not chosen[-1]:
-                    time.sleep(WINDOW_PAUSE_SECONDS)
+                if seconds - paused >= PAUSE_AFTER_SECONDS and window is not chosen[-1]:
+                    paused = seconds
+                    time.sleep(PAUSE_SECONDS)
         finally:
             os.close(descriptor)
         if self.at + len(chosen) >= len(self.windows) and any(anonymous.values()):

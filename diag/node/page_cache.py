@@ -169,7 +169,8 @@ def _ask(found: ArtifactFiles, clock: Callable[[], int]) -> CachedPages | Unavai
             return Unavailable(errno_text(error))
         try:
             facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_ino != payload.file.inode:
+            # Numbers of inodes are used again; artifacts never change their size.
+            if not stat.S_ISREG(facts.st_mode) or (facts.st_ino, facts.st_size) != (payload.file.inode, payload.bytes):
                 return Unavailable("another file has taken the place of a payload file")
             pages = page_cache(descriptor)
         finally:

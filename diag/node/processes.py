@@ -20,13 +20,17 @@ from hwr.errors import Unavailable
 from hwr.procfs.io import read_io
 from hwr.procfs.reading import PROC_ROOT
 from hwr.procfs.stat import Stat, read_stat
-from hwr.procfs.status import read_status
+from hwr.procfs.status import Status, read_status
 from hwr.procfs.threads import list_threads, read_syscall, read_thread_stat, read_wchan
 from hwr.telemetry.clock import boot_ns
 from hwr.units import NS_PER_S, printable
 
 MAX_THREADS: Final = 64
+# `status` is the longest text of these to parse, and what is taken from it hardly changes.
+STATUS_NS: Final = 5 * NS_PER_S
 _TICK_NS: Final = 10_000_000
+# Between two looks while nobody is suspected of anything: a late beat or a long operation shows in the journals, once a second.
+CALM_SECONDS: Final = 2.0
 # What comes back within this is not held; the probe answers in microseconds on a free lock, in milliseconds on busy cores.
 PROBE_SECONDS: Final = 0.05
 
@@ -44,6 +48,7 @@ class ProcessCollector:
     ) -> None:
         self._workers, self._suspects, self._proc_root, self._clock = workers, suspects, proc_root, clock
         self._probes: dict[int, MmapProbe] = {}
+        self._statuses: dict[int, tuple[int, int, Status | Unavailable]] = {}
         self.unreadable: tuple[str, ...] = ()
 
     def collect(self) -> Collected[dict[int, ProcessFacts]]:
@@ -54,6 +59,8 @@ class ProcessCollector:
         living = {worker.pid: worker for worker in self._workers() if worker.pid is not None}
         for pid in self._probes.keys() - living.keys():
             del self._probes[pid]
+        for pid in self._statuses.keys() - living.keys():
+            del self._statuses[pid]
         waiting = {pid: self._probe(pid) for pid in living if pid in suspected}
         for pid, worker in living.items():
             facts = self._read(pid, worker, pid in suspected, denied)
@@ -63,18 +70,18 @@ class ProcessCollector:
             if pid in found:
                 found[pid] = _with_probe(found[pid], probe.blocked_seconds(self._clock()))
         self.unreadable = tuple(sorted(denied))
-        return Collected(found)
+        return Collected(found, next_seconds=None if suspected else CALM_SECONDS)
 
     def blocked(self, pid: int) -> bool:
         """Say whether a read that needs this process's mmap lock waits just now."""
         probe = self._probes.get(pid)
-        return probe is not None and probe.blocked_seconds(self._clock()) > 0
+        return probe is not None and probe.waiting
 
     def _read(self, pid: int, worker: Seen, suspected: bool, denied: set[str]) -> ProcessFacts | None:
         stat = read_stat(pid, self._proc_root)
         if isinstance(stat, Unavailable) or abs(stat.start_ns - worker.start_ns) > _TICK_NS:
             return None
-        status = read_status(pid, self._proc_root)
+        status = self._status(pid, stat)
         io = read_io(pid, self._proc_root)
         if isinstance(io, Unavailable) and "CAP_" in io.reason:
             denied.add("processes: io of another user's workers: needs CAP_SYS_PTRACE")
@@ -99,6 +106,15 @@ class ProcessCollector:
             involuntary_switches=known.involuntary_switches if known else None,
             threads=self._threads(pid, stat, suspected, denied),
         )
+
+    def _status(self, pid: int, stat: Stat) -> Status | Unavailable:
+        """Return user, tracer and switches as of some seconds ago; of a stopped process, which a tracer may hold, as of now."""
+        now = self._clock()
+        start_ns, read_ns, known = self._statuses.get(pid, (0, 0, None))
+        if known is None or stat.stopped or start_ns != stat.start_ns or now - read_ns >= STATUS_NS:
+            known = read_status(pid, self._proc_root)
+            self._statuses[pid] = (stat.start_ns, now, known)
+        return known
 
     def _threads(self, pid: int, main: Stat, suspected: bool, denied: set[str]) -> tuple[ThreadFacts, ...]:
         if not suspected:  # the process's times, which are the main thread's with those of the others: nobody is judged by them here
@@ -133,7 +149,7 @@ class ProcessCollector:
 
     def _probe(self, pid: int) -> MmapProbe:
         probe = self._probes.get(pid)
-        if probe is None or probe.answered:
+        if probe is None or probe.told:
             probe = self._probes[pid] = MmapProbe(pid, self._proc_root, self._clock)
         return probe
 
@@ -143,21 +159,25 @@ class MmapProbe:
 
     def __init__(self, pid: int, proc_root: Path, clock: Callable[[], int]) -> None:
         self._path = proc_root / str(pid) / "cmdline"
-        self._begun_ns = clock()
+        self._clock, self._begun_ns = clock, clock()
+        self._waited_ns = 0
+        self.told = False  # an answer that came between two looks is told by the next: the lock was held meanwhile
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._read, name="hwr-mmap-probe", daemon=True)
         self._thread.start()
 
-    @property
-    def answered(self) -> bool:
-        """Whether the read came back."""
-        return self._done.is_set()
-
     def blocked_seconds(self, now: int) -> float:
-        """How long the read has been waiting, 0.0 once it came back."""
-        if self._done.wait(max(0.0, PROBE_SECONDS - (now - self._begun_ns) / NS_PER_S)):
-            return 0.0
-        return max(0.001, (now - self._begun_ns) / NS_PER_S)
+        """How long the read has been waiting, or had been when it came back; 0.0 if that was at once."""
+        if not self._done.wait(max(0.0, PROBE_SECONDS - (now - self._begun_ns) / NS_PER_S)):
+            return max(0.001, (now - self._begun_ns) / NS_PER_S)
+        self.told = True
+        waited = self._waited_ns / NS_PER_S
+        return waited if waited > PROBE_SECONDS else 0.0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the read waits just now."""
+        return not self._done.is_set()
 
     def _read(self) -> None:
         try:
@@ -166,6 +186,7 @@ class MmapProbe:
         except OSError:
             pass  # it has ended: nobody holds its lock
         finally:
+            self._waited_ns = self._clock() - self._begun_ns
             self._done.set()
 
 

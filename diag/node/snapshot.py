@@ -4,7 +4,7 @@ Owns `NodeSnapshot` and its parts, their JSON form and its schema. Promises valu
 the form, and a time, a source and a cost with every figure that was read. Refuses to look at anything: collectors read, this is what they
 found. Times that end in `_ns` are CLOCK_BOOTTIME of the node; `wall_ns` turns one into nanoseconds since the epoch. Sizes are bytes.
 
-What could not be known is None (JSON null), and `CollectorHealth.problem` or `notes` says why; it is never 0.
+What could not be known is None (JSON null), and `CollectorHealth.problem` or `notes` says why; it is never 0 (N6).
 """
 
 from __future__ import annotations

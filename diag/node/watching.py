@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from diag.node import assembly
 from diag.node.artifact_files import ArtifactIndex
@@ -27,6 +27,7 @@ from diag.node.mappers import MapperCollector
 from diag.node.memory import MemoryCollector
 from diag.node.page_cache import PageCacheCollector
 from diag.node.processes import ProcessCollector
+from diag.node.run_listing import ABSENT
 from diag.node.runs import RunsFound, RunWatch, Seen
 from diag.node.snapshot import LockFacts, NodeSnapshot
 from diag.node.stores import DEADLINE_SECONDS, EVERY_SECONDS, MAX_DOMAINS, Reporters, Roots, StoreCollector, StoreFound
@@ -36,15 +37,21 @@ from hwr.outcomes import CollectorName, Role, View
 from hwr.procfs.identity import read_boot_id
 from hwr.procfs.reading import PROC_ROOT
 from hwr.telemetry.clock import boot_ns, realtime_offset_ns
-from hwr.units import printable
+from hwr.units import NS_PER_S, printable
+
+PLACES_NS: Final = 10 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """What is watched, and for whom. `periodic_smaps` off: nothing reads a process's mappings unless somebody asks."""
+    """What is watched, and for whom.
+
+    `run_dirs` gives the run directories, the same first one each time; more may come. `periodic_smaps` off: nothing reads a process's
+    mappings unless somebody asks.
+    """
 
     view: View
-    run_dirs: tuple[Path, ...]
+    run_dirs: Callable[[], tuple[Path, ...]]
     roots: tuple[Path, ...] = ()
     stall_after_seconds: float = 30.0
     periodic_smaps: bool = True
@@ -60,7 +67,9 @@ class NodeWatch:
         self._judge = Judge(settings.stall_after_seconds)
         self._index = ArtifactIndex(proc_root)
         self._roots = Roots(settings.roots)
-        self._reporters = Reporters(settings.run_dirs[0] if settings.view is View.AGENT else None)
+        self._places = settings.run_dirs()
+        self._places_ns = clock()
+        self._reporters = Reporters(self._places[0] if settings.view is View.AGENT else None)
         self._artifacts = ArtifactJoin()
         self._started_ns = clock()
         boot = read_boot_id(proc_root)
@@ -132,9 +141,8 @@ class NodeWatch:
 
     def _add_collectors(self) -> None:
         settings, index, workers = self._settings, self._index, self._living
-        for path in settings.run_dirs:
-            watch = RunWatch(path, proc_root=self._proc_root, clock=self._clock)
-            self._add(CollectorName.RUNS, _found(watch), target=str(path), interval=1.0, deadline=5.0)
+        for path in self._places:
+            self._follow_runs(path)
         processes = ProcessCollector(workers, self._suspects, proc_root=self._proc_root, clock=self._clock)
         memory = MemoryCollector(
             workers,
@@ -156,7 +164,29 @@ class NodeWatch:
         self._add(CollectorName.LOCKS, locks.collect, interval=1.0, deadline=2.0)
         self._add(CollectorName.KERNEL, kernel.collect, interval=1.0, deadline=2.0)
         self._add(CollectorName.CGROUP, cgroups.collect, interval=5.0, deadline=5.0)
-        self._add(CollectorName.MAPPERS, mappers.collect, interval=2.0, deadline=15.0)
+        self._add(CollectorName.MAPPERS, mappers.collect, interval=5.0, deadline=15.0)
+
+    def _follow_runs(self, path: Path) -> None:
+        watch = RunWatch(path, proc_root=self._proc_root, clock=self._clock)
+
+        def collect() -> Collected[RunsFound]:
+            if path == self._places[0]:
+                self._find_places()
+            found = watch.collect()
+            # A directory that does not exist is an answer; one that may not be read is a failure.
+            absent = found.directory.problem == ABSENT
+            return Collected(found, None if found.directory.readable or absent else found.directory.problem)
+
+        self._add(CollectorName.RUNS, collect, target=str(path), interval=1.0, deadline=5.0)
+
+    def _find_places(self) -> None:
+        """Look for run directories that were not there before: a user's first worker makes that user's own."""
+        if self._clock() - self._places_ns > PLACES_NS:
+            self._places_ns = self._clock()
+            for path in self._settings.run_dirs():
+                if path not in self._places:
+                    self._places = (*self._places, path)
+                    self._follow_runs(path)
 
     def _add(
         self, name: CollectorName, collect: Callable[[], Any], *, target: str = "", interval: float = 1.0, deadline: float = 5.0
@@ -174,7 +204,7 @@ class NodeWatch:
             if name not in self._store_readers:
                 reader = StoreCollector(root, self._seen, self._index, self._reporters, proc_root=self._proc_root, clock=self._clock)
                 self._store_readers[name] = reader
-                self._add(CollectorName.STORE, reader.collect, target=name, interval=EVERY_SECONDS, deadline=DEADLINE_SECONDS)
+                self._add(CollectorName.STORE, reader.collect, target=name, interval=2 * EVERY_SECONDS, deadline=DEADLINE_SECONDS)
 
     def _suspects(self) -> Collection[int]:
         return self._judge.suspects(self._clock(), self._living(), self._value(CollectorName.PROCESSES, {}))
@@ -205,13 +235,3 @@ class NodeWatch:
         if self._roots.left_out:
             found.append(f"store: {len(self._roots.left_out)} roots beyond the first {MAX_DOMAINS}: {', '.join(self._roots.left_out[:3])}")
         return tuple(dict.fromkeys(found))
-
-
-def _found(watch: RunWatch) -> Callable[[], Collected[RunsFound]]:
-    """A directory that does not exist is an answer; one that may not be read is a failure."""
-
-    def collect() -> Collected[RunsFound]:
-        found = watch.collect()
-        return Collected(found, None if found.directory.readable or not os.path.lexists(watch.path) else found.directory.problem)
-
-    return collect

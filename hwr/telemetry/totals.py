@@ -1,7 +1,7 @@
 """Counts summed over all workers that were ever seen.
 
-Owns the sums and their form on a disk. Promises that no sum falls while a worker is replaced, vanishes, comes back or begins anew, nor
-when the reader itself is replaced by one that is given `to_json` of the last; and that nothing counts twice. Refuses to grow: of workers
+Owns the sums and their form on a disk. Promises that no sum falls while a worker is replaced, vanishes, comes back or begins anew, nor when
+the reader itself is replaced by one that is given `to_json` of the last; and that nothing counts twice (N3). Refuses to grow: of workers
 that are not seen any more only the newest are kept apart.
 
 A sum that falls by a part would read as a restart of everything, and `rate()` would count the rest again.

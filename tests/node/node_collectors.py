@@ -54,8 +54,12 @@ class Child:
             cwd="/",
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1", **(environ or {})},
         )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
+        try:
+            assert self.process.stdout is not None
+            assert self.process.stdout.readline() == "ready\n"
+        except BaseException:
+            self.end()
+            raise
 
     @property
     def pid(self) -> int:

@@ -1,13 +1,15 @@
 """The programs of the eight workers: each configures its telemetry, says `ready`, and waits for the word that causes its state.
 
 They are real: the store's own lock, the registrar with a stand-in for the driver, gloo. A program is text for `python -c`; its arguments
-are the run directory, the rank, and what it needs besides.
+are the run directory, the rank, and what it needs besides. Each answers `caused` once it is in its state, `undone` once it is out of it,
+and ends with the thread that started it, even where its interpreter runs no more.
 """
 
 from __future__ import annotations
 
 _BEGIN = """
-import ctypes, os, sys, threading, time
+import ctypes, math, os, signal, sys, threading, time
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nobody is left to end it once the scene was killed
 from pathlib import Path
 from hwr import telemetry
 from hwr.outcomes import *
@@ -17,14 +19,27 @@ telemetry.configure(run_dir=run_dir, engine="default", rank=int(rank))
 """
 _READY = """
 telemetry.emit(E.PhaseChanged(phase=Phase.SERVING))
+def say(word):
+    print(word, flush=True)
+def heard():
+    line = sys.stdin.readline()
+    return line.strip() if line else sys.exit(0)
 def told():
-    print("ready", flush=True)
-    return sys.stdin.readline().strip()
+    say("ready")
+    return heard()
 def caused():
-    print("caused", flush=True)
+    say("caused")
 """
 
-# 0: holds a build lock of the store; its test stops it.
+# For those that hear nothing while they are in their state: a signal ends a call of libc at once, a call of the kernel when it is through.
+_SIGNALLED = """
+class Undone(Exception): pass
+def undo(*_):
+    raise Undone
+signal.signal(signal.SIGUSR1, undo)
+"""
+
+# 0: holds a build lock of the store; its test stops it. It lets go when it is told, if it runs.
 STOPPED = (
     _BEGIN
     + """
@@ -33,9 +48,13 @@ held = acquire(Path(more[0]), LockKind.BUILD, exclusive=True, deadline=time.mono
 """
     + _READY
     + """
-told()
-caused()
-sys.stdin.readline()
+word = told()
+while word == "go":
+    caused()
+    word = heard()
+held.release()
+say("undone")
+heard()
 """
 )
 
@@ -43,40 +62,59 @@ sys.stdin.readline()
 GIL_HELD = (
     _BEGIN
     + _READY
+    + _SIGNALLED
     + """
+import re
 libc = ctypes.PyDLL(None)
 word = told()
-caused()
-if word == "spin":
-    import re
-    re.match(r"(a*)*b", "a" * 60)
 while True:
-    libc.usleep(600_000_000)
+    try:
+        caused()
+        while True:
+            re.match(r"(a*)*b", "a" * 60) if word == "spin" else libc.usleep(600_000_000)
+    except Undone:
+        say("undone")
+    word = heard()
 """
 )
 
 # 2: holds its mmap lock: one mprotect over a memfd that is mapped many times; again and again. CDLL lets the interpreter run on.
+# How many times is measured, in processor time of the first few: a machine that is slow at it needs no more page tables than it must.
 MMAP_LOCK_HELD = (
     _BEGIN
     + """
-base, times = 512 << 20, int(more[0])
+base, most, seconds, few = 512 << 20, int(more[0]), float(more[1]), 20
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 memory = os.memfd_create("scene")
 os.ftruncate(memory, base)
-place = libc.mmap(None, base * times, 0, 0x4022, -1, 0)
-for index in range(times):
-    libc.mmap(place + index * base, base, 3, 0x8011, memory, 0)
-"""
-    + _READY
-    + """
-told()
-caused()
-while True:
+place = libc.mmap(None, base * most, 0, 0x4022, -1, 0)
+def populate(begin, end):
+    for index in range(begin, end):
+        libc.mmap(place + index * base, base, 3, 0x8011, memory, 0)
+def protect(times):
     for protection in (1, 3):
         libc.mprotect(place, base * times, protection)
+populate(0, few)
+begun = time.thread_time()
+protect(few)
+times = min(most, math.ceil(seconds * 2 * few / (time.thread_time() - begun)))
+populate(few, times)
+"""
+    + _READY
+    + _SIGNALLED
+    + """
+told()
+while True:
+    try:
+        caused()
+        while True:
+            protect(times)
+    except Undone:
+        say("undone")
+    heard()
 """
 )
 
@@ -89,7 +127,7 @@ told()
 with telemetry.span(E.ChecksumBegun(key="ab" * 32, planned_bytes=1 << 30, files=1)) as span:
     span.progress(E.ChecksumProgress(done_bytes=1 << 20, planned_bytes=1 << 30))
     caused()
-    sys.stdin.readline()
+    heard()
 """
 )
 
@@ -103,12 +141,13 @@ from hwr.store.locks import acquire
     + """
 told()
 caused()
-with acquire(Path(more[0]), LockKind.BUILD, exclusive=True, deadline=time.monotonic() + 600):
-    sys.stdin.readline()
+with acquire(Path(more[0]), LockKind.BUILD, exclusive=True, deadline=time.monotonic() + 86400):
+    say("undone")
+    heard()
 """
 )
 
-# 5: registers a file in chunks of a megabyte, each a slow driver call.
+# 5: registers a file in chunks of a megabyte, each a slow driver call, again and again until it is told to let it be.
 PIN_ADVANCING = (
     _BEGIN
     + """
@@ -120,8 +159,15 @@ from hwr.registration.drivers.cuda import CudaDriver
     + """
 told()
 caused()
-go(CudaDriver(Path(more[0])), Path(more[1]), deadline_seconds=3600.0)
-sys.stdin.readline()
+enough = threading.Event()
+def listen():
+    sys.stdin.readline()
+    enough.set()
+threading.Thread(target=listen, daemon=True).start()
+while not enough.is_set():
+    go(CudaDriver(Path(more[0])), Path(more[1]), deadline_seconds=86400.0).close()
+say("undone")
+threading.Event().wait()
 """
 )
 
@@ -153,7 +199,8 @@ COLLECTIVE_WAIT = (
 told()
 caused()
 meet()
-sys.stdin.readline()
+say("undone")
+heard()
 """
 )
 
@@ -167,7 +214,7 @@ def serve():
 threading.Thread(target=serve, daemon=True).start()
 told()
 caused()
-while sys.stdin.readline().strip() == "meet":
+while heard() == "meet":
     meet()
     caused()
 """

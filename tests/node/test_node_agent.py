@@ -8,12 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from node_agents import DEADLINE_SECONDS, Agent, PlainWorker, get, running, series_of, until
 from prometheus_server import Prometheus
+
+from diag.node.agent import openness_warning
 
 EVENT = "telemetry.emit(E.PhaseChanged(phase=Phase.SERVING))"
 LEASE = "telemetry.emit(E.LeaseOpened(key='ab' * 32, lease='l', bytes=1, files=1, tensors=1, validation='full_checksum'))"
@@ -26,6 +29,14 @@ def started() -> Iterator[list[Agent | PlainWorker]]:
     """Processes that end with the test."""
     with running() as list_of:
         yield list_of
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that every user can reach."""
+    with tempfile.TemporaryDirectory(prefix="hwr-node-", ignore_cleanup_errors=True) as place:
+        Path(place).chmod(0o755)
+        yield Path(place)
 
 
 def test_it_answers_with_no_worker_and_says_where_it_looked(tmp_path: Path, started: list[Agent | PlainWorker]) -> None:
@@ -90,13 +101,13 @@ def test_a_killed_and_restarted_agent_goes_on_and_nothing_doubles(tmp_path: Path
     started.append(second_worker)
     second_worker.do(EVENT)
     before = until(lambda: (count := agent.metrics()[EVENTS]) >= 23 and count, "both workers are counted")
-    rows = agent.metrics().keys()
+    rows = until(lambda: (seen := agent.metrics()) and any(name == "hwr_process_rss_bytes" for name, _ in seen) and seen, "memory is read")
     agent.stop(signal.SIGKILL)
     again = Agent(tmp_path).ready()
     started.append(again)
     after = until(lambda: (count := again.metrics()[EVENTS]) >= before and count, "the sum is back")
     assert after == before
-    assert _of_workers(again.metrics()) == _of_workers(rows)
+    until(lambda: _of_workers(again.metrics()) == _of_workers(rows), "the same series are back")
     second_worker.do(EVENT)
     until(lambda: again.metrics()[EVENTS] == before + 1, "one more is one more")
 
@@ -108,10 +119,20 @@ def _of_workers(series: Iterable[tuple[str, tuple[tuple[str, str], ...]]]) -> se
 
 def test_restarts_of_a_worker_add_no_series(tmp_path: Path, started: list[Agent | PlainWorker]) -> None:
     """A new process of an engine and rank takes the dead one's place; no scrape fails and none has a series twice."""
+    check_restarts(tmp_path, started, 6)
+
+
+@pytest.mark.soak
+def test_fifty_restarts_add_no_series(tmp_path: Path, started: list[Agent | PlainWorker]) -> None:
+    """The whole number."""
+    check_restarts(tmp_path, started, 50)
+
+
+def check_restarts(tmp_path: Path, started: list[Agent | PlainWorker], restarts: int) -> None:
     agent = Agent(tmp_path).ready()
     started.append(agent)
     counts = set()
-    for restart in range(6):
+    for restart in range(restarts):
         worker = PlainWorker(tmp_path, rank=1, run_id=f"run-{restart}")
         started.append(worker)
         worker.do(EVENT)
@@ -183,14 +204,12 @@ def test_what_is_no_journal_costs_only_itself(tmp_path: Path, started: list[Agen
     assert "root:" not in text, "nothing of the linked file is shown"
 
 
-def test_collectors_without_permission_say_so_once(tmp_path: Path, started: list[Agent | PlainWorker]) -> None:
+def test_collectors_without_permission_say_so_once(open_place: Path, started: list[Agent | PlainWorker]) -> None:
     """As another user the agent shows what it can, and names what it may not read and what would open it."""
     if os.geteuid():
         pytest.skip("needs root")
-    run_dir = tmp_path / "run"
+    run_dir = open_place / "run"
     run_dir.mkdir()
-    for place in (tmp_path, *tmp_path.parents[:2]):
-        place.chmod(0o755)
     worker = PlainWorker(run_dir, rank=0)
     started.append(worker)
     worker.do(EVENT)
@@ -205,16 +224,9 @@ def test_collectors_without_permission_say_so_once(tmp_path: Path, started: list
 
 def test_an_open_address_is_warned_of(tmp_path: Path, started: list[Agent | PlainWorker]) -> None:
     """Loopback is silent; an address that others reach, without TLS and passwords, is one line on standard error."""
-    inside = Agent(tmp_path / "a") if (tmp_path / "a").mkdir() is None else None
-    assert inside is not None
+    inside = Agent(tmp_path)
     started.append(inside)
     assert "reachable" not in inside.stop()[1]
-    (tmp_path / "b").mkdir()
-    outside = Agent(tmp_path / "b", "--addr", "127.0.0.1", "--port", "0")
-    started.append(outside)
-    outside.stop()
-    from diag.node.agent import openness_warning
-
     assert openness_warning("127.0.0.1", protected=False) is None
     assert openness_warning("::1", protected=False) is None
     assert openness_warning("localhost", protected=False) is None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from node_agents import Agent, get, series_of
+from node_agents import Agent, get
+from node_scrape import Scraper
 from scene import Scene
 
 from diag.node.replay import replay
@@ -60,27 +58,6 @@ def watched(agent: Agent, scene: Scene, seconds: float) -> dict[int, float]:
     return right
 
 
-def scraped(agent: Agent, count: int) -> list[float]:
-    """Scrape over one connection, as Prometheus does; return the seconds of each."""
-    place = urlsplit(agent.url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
-    seconds: list[float] = []
-    for _ in range(count):
-        begun = time.perf_counter()
-        connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        body = answer.read()
-        seconds.append(time.perf_counter() - begun)
-        assert answer.status == 200
-    connection.close()
-    series_of(body.decode())
-    return seconds
-
-
-def percentile(seconds: list[float], share: float) -> float:
-    return statistics.quantiles(seconds, n=1000, method="inclusive")[int(share * 1000) - 1]
-
-
 def check(scene: Scene, agent: Agent, factor: float) -> dict[str, Any]:
     """Cause everything, and hold the agent to its word; return the figures."""
     scene.cause_all()
@@ -99,10 +76,10 @@ def check(scene: Scene, agent: Agent, factor: float) -> dict[str, Any]:
             name, _, section = verdict["runbook"].partition("#")
             assert f"\n## {section}\n" in (REPOSITORY / "runbooks" / name).read_text(), (rank, verdict)
     assert any("stopped" in line for line in rows[4]["stall"]["evidence"]), "the waiter's evidence says that its holder is stopped"
-    seconds = scraped(agent, SCRAPES)
-    p99 = percentile(seconds, 0.99)
-    assert p99 <= NOMINAL_P99_SECONDS * factor, p99
-    return {"right after": right, "p99": p99, "median": statistics.median(seconds), "max": max(seconds)}
+    with Scraper(agent.url) as scraper:
+        latencies = scraper.scrape_often(SCRAPES)
+    assert latencies.percentile(0.99) <= NOMINAL_P99_SECONDS * factor, latencies.told()
+    return {"right after": right, **latencies.told()}
 
 
 def test_every_worker_is_told_right_while_the_port_answers(scene: Scene, agent: Agent) -> None:
