@@ -290,7 +290,12 @@ def test_what_is_called_retryable_is_retryable() -> None:
 
 def test_every_invariant_that_the_code_cites_has_a_row_and_the_other_way_round() -> None:
     """A number means one claim, written down once."""
-    cited = {number for path in sorted((REPOSITORY / "hwr").rglob("*.py")) for number in cited_in_code(path.read_text(encoding="utf-8"))}
+    cited = {
+        number
+        for room in ("hwr", "diag")
+        for path in sorted((REPOSITORY / room).rglob("*.py"))
+        for number in cited_in_code(path.read_text(encoding="utf-8"))
+    }
     assert cited == set(tables())
 
 

@@ -104,10 +104,19 @@ def test_metrics_are_there_while_it_holds_and_gone_after(fresh: Held, again: Hel
             urllib.request.urlopen(one.url, timeout=60)
 
 
+def test_the_agent_says_what_it_saw_from_outside(again: Held) -> None:
+    """The worker that holds, what it does, its memory; the artifact, all of it in the page cache."""
+    assert re.search(r"^node agent: http://127\.0\.0\.1:\d+/metrics \(\d+ series\)$", again.text, re.MULTILINE)
+    assert re.search(
+        r"^  worker default/0: up, serving, stall none, transport registered, [\d.]+ MiB anonymous, ", again.text, re.MULTILINE
+    )
+    assert re.search(r"^  artifact [0-9a-f]{12}: 86\.\d MiB in the page cache, 0 B of it diverged", again.text, re.MULTILINE)
+
+
 def test_ctrl_c_ends_it_well_and_sigterm_takes_the_held_process_along(fresh: Held, again: Held, place: Programs) -> None:
     assert (fresh.done.rc, again.done.rc) == (0, 128 + signal.SIGTERM)
     found = journals(place.base / "run")
-    assert len(found) == 4
+    assert sorted(journal.state.res["hwr.role"] for journal in found) == ["agent"] * 2 + ["worker"] * 4
     for journal in found:
         assert journal.state.exited
         assert journal.state.leases == {}

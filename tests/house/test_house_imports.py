@@ -46,6 +46,9 @@ def loaded_after(action: str, argv: list[str]) -> set[str]:
         ("runpy.run_module('diag.cli.main', run_name='__main__')", ["hwr-diag", "--help"]),
         ("runpy.run_module('diag.cli.main', run_name='__main__')", ["hwr-diag", "retention", "--help"]),
         ("runpy.run_module('diag.top.main', run_name='__main__')", ["hwr-top", "--help"]),
+        ("runpy.run_module('hwr.cli.main', run_name='__main__')", ["hwr", "agent", "--help"]),
+        ("runpy.run_module('hwr.cli.main', run_name='__main__')", ["hwr", "agent", "--once", "--run-dir", "/nowhere"]),
+        ("import diag.node.agent, diag.node.replay", ["x"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value[:40],
 )
