@@ -8,7 +8,7 @@ one a worker. Refuses to take a reused pid for the worker, and to read a whole p
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -41,7 +41,7 @@ class ProcessCollector:
     def __init__(
         self,
         workers: Callable[[], Sequence[Seen]],
-        suspects: Callable[[], Collection[int]] = tuple,
+        suspects: Callable[[Mapping[int, ProcessFacts]], Collection[int]] = lambda facts: (),
         *,
         proc_root: Path = PROC_ROOT,
         clock: Callable[[], int] = boot_ns,
@@ -53,7 +53,6 @@ class ProcessCollector:
 
     def collect(self) -> Collected[dict[int, ProcessFacts]]:
         """Read once."""
-        suspected = frozenset(self._suspects())
         denied: set[str] = set()
         found: dict[int, ProcessFacts] = {}
         living = {worker.pid: worker for worker in self._workers() if worker.pid is not None}
@@ -61,14 +60,16 @@ class ProcessCollector:
             del self._probes[pid]
         for pid in self._statuses.keys() - living.keys():
             del self._statuses[pid]
-        waiting = {pid: self._probe(pid) for pid in living if pid in suspected}
         for pid, worker in living.items():
-            facts = self._read(pid, worker, pid in suspected, denied)
+            facts = self._read(pid, worker, denied)
             if facts is not None:
                 found[pid] = facts
-        for pid, probe in waiting.items():
-            if pid in found:
-                found[pid] = _with_probe(found[pid], probe.blocked_seconds(self._clock()))
+        suspected = frozenset(self._suspects(found)) & found.keys()
+        probes = {pid: self._probe(pid) for pid in suspected}
+        for pid in suspected:
+            found[pid] = replace(found[pid], threads=self._threads(pid, denied) or found[pid].threads)
+        for pid, probe in probes.items():
+            found[pid] = replace(found[pid], mmap_lock_blocked_seconds=probe.blocked_seconds(self._clock()))
         self.unreadable = tuple(sorted(denied))
         return Collected(found, next_seconds=None if suspected else CALM_SECONDS)
 
@@ -77,7 +78,7 @@ class ProcessCollector:
         probe = self._probes.get(pid)
         return probe is not None and probe.waiting
 
-    def _read(self, pid: int, worker: Seen, suspected: bool, denied: set[str]) -> ProcessFacts | None:
+    def _read(self, pid: int, worker: Seen, denied: set[str]) -> ProcessFacts | None:
         stat = read_stat(pid, self._proc_root)
         if isinstance(stat, Unavailable) or abs(stat.start_ns - worker.start_ns) > _TICK_NS:
             return None
@@ -104,7 +105,8 @@ class ProcessCollector:
             write_bytes=counted.write_bytes if counted else None,
             voluntary_switches=known.voluntary_switches if known else None,
             involuntary_switches=known.involuntary_switches if known else None,
-            threads=self._threads(pid, stat, suspected, denied),
+            # The process's times, which are the main thread's with those of the others: nobody is judged by them here.
+            threads=(self._thread(pid, pid, stat, denied),),
         )
 
     def _status(self, pid: int, stat: Stat) -> Status | Unavailable:
@@ -116,9 +118,8 @@ class ProcessCollector:
             self._statuses[pid] = (stat.start_ns, now, known)
         return known
 
-    def _threads(self, pid: int, main: Stat, suspected: bool, denied: set[str]) -> tuple[ThreadFacts, ...]:
-        if not suspected:  # the process's times, which are the main thread's with those of the others: nobody is judged by them here
-            return (self._thread(pid, pid, main, denied),)
+    def _threads(self, pid: int, denied: set[str]) -> tuple[ThreadFacts, ...]:
+        """Read the main thread and those that run or wait in the kernel, and of the others as many as there is room for."""
         listed = list_threads(pid, self._proc_root)
         ids = (pid,) if isinstance(listed, Unavailable) else listed
         stats: list[tuple[int, Stat]] = []
@@ -188,7 +189,3 @@ class MmapProbe:
         finally:
             self._waited_ns = self._clock() - self._begun_ns
             self._done.set()
-
-
-def _with_probe(facts: ProcessFacts, seconds: float) -> ProcessFacts:
-    return replace(facts, mmap_lock_blocked_seconds=seconds)

@@ -23,6 +23,8 @@ from hwr.units import NS_PER_S, printable, short_key
 # Who is worth the listing of threads and the question for the mmap lock: a late beat, a long operation, work in the kernel.
 SUSPECT_BEAT_NS: Final = 3 * NS_PER_S // 2
 SUSPECT_OPERATION_NS: Final = NS_PER_S
+# Between two readings, whichever of its threads it was: a server spends hundredths of that.
+SUSPECT_KERNEL_SECONDS: Final = 0.1
 _LOCKING: Final = frozenset({Operation.LOCK.value, Operation.ADMISSION.value})
 
 
@@ -113,7 +115,7 @@ class Judge:
             if process is not None:
                 seconds[pid] = process.stime_s or 0.0
                 grew = seconds[pid] - self._kernel_seconds.get(pid, seconds[pid])
-                in_kernel = process.state in ("R", "D") and grew >= 0.1
+                in_kernel = grew >= SUSPECT_KERNEL_SECONDS
                 if process.mmap_lock_blocked_seconds:
                     in_kernel = True
             if late or long or in_kernel:

@@ -29,7 +29,7 @@ from diag.node.page_cache import PageCacheCollector
 from diag.node.processes import ProcessCollector
 from diag.node.run_listing import ABSENT
 from diag.node.runs import RunsFound, RunWatch, Seen
-from diag.node.snapshot import LockFacts, NodeSnapshot
+from diag.node.snapshot import LockFacts, NodeSnapshot, ProcessFacts
 from diag.node.stores import DEADLINE_SECONDS, EVERY_SECONDS, MAX_DOMAINS, Reporters, Roots, StoreCollector, StoreFound
 from diag.node.verdicts import Judge
 from hwr.errors import Unavailable
@@ -206,8 +206,8 @@ class NodeWatch:
                 self._store_readers[name] = reader
                 self._add(CollectorName.STORE, reader.collect, target=name, interval=2 * EVERY_SECONDS, deadline=DEADLINE_SECONDS)
 
-    def _suspects(self) -> Collection[int]:
-        return self._judge.suspects(self._clock(), self._living(), self._value(CollectorName.PROCESSES, {}))
+    def _suspects(self, facts: Mapping[int, ProcessFacts]) -> Collection[int]:
+        return self._judge.suspects(self._clock(), self._living(), facts)
 
     def _seen(self) -> tuple[Seen, ...]:
         return Parts(runs=self._values(CollectorName.RUNS)).seen()

@@ -46,7 +46,7 @@ def start() -> Iterator[Callable[..., Child]]:
 
 
 def collected(*pids: int, suspects: tuple[int, ...] = ()) -> dict[int, ProcessFacts]:
-    return ProcessCollector(lambda: [seen(pid) for pid in pids], lambda: suspects).collect().value
+    return ProcessCollector(lambda: [seen(pid) for pid in pids], lambda facts: suspects).collect().value
 
 
 def test_a_worker_is_what_the_kernel_says(start: Callable[..., Child]) -> None:
@@ -105,7 +105,7 @@ def test_threads_of_a_suspect_are_listed_those_at_work_first(start: Callable[...
 def test_a_held_mmap_lock_is_told_and_its_time_grows_while_nobody_waits_for_it(start: Callable[..., Child]) -> None:
     """The probe says for how long; the lock-free figures come all the same; one probe at a time; memory leaves it alone."""
     child = start(HOLD_MMAP_LOCK)
-    collector = ProcessCollector(lambda: [seen(child.pid)], lambda: (child.pid,))
+    collector = ProcessCollector(lambda: [seen(child.pid)], lambda facts: (child.pid,))
     assert collector.collect().value[child.pid].mmap_lock_blocked_seconds == 0.0
     child.begin("hold()")
     slowest = 0.0
@@ -133,7 +133,7 @@ def test_what_another_user_may_not_read_is_unknown_and_named_once(start: Callabl
     first, second = start(""), start("")
     code = (
         "import json, sys, msgspec; from node_collectors import seen; from diag.node.processes import ProcessCollector\n"
-        "own = ProcessCollector(lambda: [seen(int(pid)) for pid in sys.argv[1:]], lambda: [int(sys.argv[1])])\n"
+        "own = ProcessCollector(lambda: [seen(int(pid)) for pid in sys.argv[1:]], lambda facts: [int(sys.argv[1])])\n"
         "own.collect(); facts = own.collect().value\n"
         "print(json.dumps([msgspec.to_builtins(list(facts.values())), own.unreadable]))"
     )
