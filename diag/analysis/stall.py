@@ -20,21 +20,30 @@ RUNBOOK: Final = "stall.md"
 
 # A worker beats once a second; two beats may be missed on a busy machine.
 BEAT_LATE_SECONDS: Final = 2.5
+TRACED_SECONDS: Final = 1.5
 # A wait that is younger is how locks and collectives look when they work.
 WAIT_SECONDS: Final = 1.0
 # A read of one byte comes back in microseconds; a quarter of a second is five looks of a busy scheduler.
 MMAP_BLOCKED_SECONDS: Final = 0.25
-# Inside of one driver call without any sign of progress: at first only likely, from `stall_after_seconds` on certain.
+# Without any sign of progress inside of a registration: at first only likely, from `stall_after_seconds` on certain. A driver that pins in
+# batches pauses for a second or two.
 PIN_QUIET_SECONDS: Final = 3.0
+# The node's counters are read once a second; an older reading says nothing of now.
+STALE_SECONDS: Final = 5.0
 # The share of a second for which a thread must have run, or somebody must have waited, to count as an explanation.
 BUSY_SHARE: Final = 0.5
 PRESSED_SHARE: Final = 0.1
+# Less is what a process uses that waits, its beat included.
+IDLE_SHARE: Final = 0.05
 # Less than this read from disk between two looks is no reason to wait.
 READ_BYTES: Final = 1 << 20
 # A driver that is asked again and again does so from the beginning; a copy of one block takes milliseconds.
 POLL_SECONDS: Final = 5.0
 # A loop over memory that is mapped faults now and then; a copy into new memory, thousands of times.
 POLL_FAULTS: Final = 256
+
+# Of threads that may be the one.
+MAX_NAMED: Final = 3
 
 _PINNING: Final = frozenset({Operation.REGISTER.value, Operation.REGISTER_CHUNK.value})
 _MEETING: Final = frozenset({Operation.COLLECTIVE.value, Operation.ALLGATHER.value, Operation.VOTE.value})
@@ -149,9 +158,14 @@ def _gone(case: Case) -> Verdict | None:
 
 def _stopped(case: Case) -> Verdict | None:
     now = case.now
-    if now.state not in ("T", "t"):
+    # A tracer stops it for a moment at each system call: only one that does not beat meanwhile is held.
+    traced_and_running = now.state == "t" and now.heartbeat_ns is not None and case.age(now.heartbeat_ns) < TRACED_SECONDS
+    if now.frozen:
+        evidence = ["its control group is frozen (a container that is paused)"]
+    elif now.state in ("T", "t") and not traced_and_running:
+        evidence = [f"the kernel says it is stopped (state {now.state})"]
+    else:
         return None
-    evidence = [f"the kernel says it is stopped (state {now.state})"]
     if now.tracer_pid:
         evidence.append(f"pid {now.tracer_pid} traces it")
     evidence += [_doing(case, operation) for operation in now.operations[:1]]
@@ -189,13 +203,14 @@ def _gil(case: Case) -> Verdict | None:
     if writing and stuck:
         evidence.append(f"its beating thread waits for a filesystem ({stuck[0].wchan}): that is not the interpreter's lock")
         return _told(Stall.UNKNOWN, Confidence.MEDIUM, evidence, now.heartbeat_ns)
-    running = [thread for thread in now.threads if thread.state == "R"]
     confidence = Confidence.HIGH
-    if running:
-        evidence.append(f"thread {running[0].tid} ({running[0].name}) runs and holds the interpreter's lock")
-    elif now.threads:
-        main = now.threads[0]
-        evidence.append(f"thread {main.tid} ({main.name}) sleeps in {main.wchan or 'a call'} with the interpreter's lock")
+    # Who waits for the interpreter's lock sleeps on a futex; which of the others has it cannot be seen from outside.
+    others = [thread for thread in now.threads if "futex" not in (thread.wchan or "")]
+    for thread in others[:MAX_NAMED]:
+        place = "runs" if thread.state == "R" else f"sleeps in {thread.wchan or 'a call'}"
+        evidence.append(f"thread {thread.tid} ({thread.name}) {place} and may hold the interpreter's lock")
+    if len(others) > MAX_NAMED:
+        evidence.append(f"so may {len(others) - MAX_NAMED} more threads")
     if case.pressed("cpu_some_s") >= 1 - PRESSED_SHARE and case.busy("utime_s") < BUSY_SHARE:
         evidence.append("the machine has no processor time to give: the beats may only be late")
         confidence = Confidence.LOW
@@ -209,7 +224,14 @@ def _lock(case: Case) -> Verdict | None:
         return None
     wait = min(old, key=lambda one: one.since_ns or 0)
     evidence = [_waiting(case, wait)]
-    evidence += [f"{holder.name} itself waits for {', '.join(holder.waits_for)}" for holder in wait.holders if holder.waits_for]
+    for holder in wait.holders:
+        if case.now.name and case.now.name in holder.waits_for:
+            evidence.append(f"{holder.name} waits for this one: neither can go on before a deadline passes")
+        elif holder.waits_for:
+            evidence.append(f"{holder.name} itself waits for {', '.join(holder.waits_for)}")
+        if holder.beyond:
+            end = ": none of them can go on before a deadline passes" if case.now.name and case.now.name in holder.beyond else ""
+            evidence.append(f"and so on, to {', '.join(holder.beyond)}{end}")
     names = tuple(holder.name for holder in wait.holders)
     confidence = Confidence.HIGH if names else Confidence.MEDIUM
     return _told(Stall.LOCK_WAIT, confidence, evidence, wait.since_ns, names)
@@ -234,7 +256,6 @@ def _pin(case: Case) -> Verdict | None:
     if not calls:
         return None
     call = max(calls, key=lambda operation: operation.begun_ns)
-    age = case.age(call.begun_ns)
     pinned, locked = case.node_grew("pinned_bytes"), case.node_grew("mlocked_bytes")
     told = [_doing(case, call)]
     if case.grew("chunks_done") > 0 or case.grew("registered_bytes") > 0 or (case.before and call.begun_ns > case.before.taken_ns):
@@ -246,16 +267,37 @@ def _pin(case: Case) -> Verdict | None:
     if case.node_grew("compactions") > 0:
         told.append(f"the kernel compacts memory: {case.node_grew('compactions'):.0f} direct compactions in the last {case.seconds:.1f} s")
         return _told(Stall.COMPACTION, Confidence.MEDIUM, told, call.begun_ns)
-    if age < PIN_QUIET_SECONDS:
-        told.append("the call is young")
-        return _told(Stall.PIN_ADVANCING, Confidence.LOW, told, call.begun_ns)
+    moved, counted = _pin_moved(case, call)
+    quiet = case.age(moved)
     overdue = call.deadline_ns is not None and now.taken_ns > call.deadline_ns
-    told.append("neither a chunk nor the kernel's counters of pinned and locked pages have moved")
     if overdue:
         told.append("its deadline has passed; the call cannot be cancelled")
+    if case.before is None or quiet < PIN_QUIET_SECONDS:
+        short = f"nothing has been seen to move for {quiet:.1f} s, too short a time to call it stuck"
+        told.append("whether it moves a second look will tell" if case.before is None else short)
+        return _told(Stall.PIN_ADVANCING, Confidence.LOW, told, call.begun_ns)
+    if counted:
+        told.append(f"neither a chunk nor the kernel's counters of pinned and locked pages have moved for {quiet:.1f} s")
+    else:
+        told.append(f"no chunk has ended for {quiet:.1f} s, and the kernel's counters of pinned pages are not known")
     if case.busy("utime_s") >= BUSY_SHARE:
         told.append(f"it burns {case.busy('utime_s'):.0%} of a core in user mode: the driver asks again and again")
-    return _told(Stall.PIN_STUCK, Confidence.HIGH if overdue or age >= now.stall_after_seconds else Confidence.LOW, told, call.begun_ns)
+    certain = overdue or (counted and quiet >= now.stall_after_seconds)
+    return _told(Stall.PIN_STUCK, Confidence.HIGH if certain else Confidence.LOW, told, moved)
+
+
+def _pin_moved(case: Case, call: Open) -> tuple[int, bool]:
+    """Return the last moment at which a registration showed a sign of progress, and whether the node's counters had a say in it."""
+    moved = [call.begun_ns, call.moved_ns]
+    if call.operation == Operation.REGISTER:  # between two of its chunks
+        moved.append(case.now.progress_ns)
+    node = case.node
+    counted = (
+        node is not None and (node.pinned_bytes is not None or node.mlocked_bytes is not None) and case.age(node.taken_ns) < STALE_SECONDS
+    )
+    if node is not None and counted:
+        moved.append(node.pins_moved_ns)
+    return max(moment for moment in moved if moment is not None), counted
 
 
 def _collective(case: Case) -> Verdict | None:
@@ -263,7 +305,7 @@ def _collective(case: Case) -> Verdict | None:
     inside = [one for one in now.collectives if case.age(one.begun_ns) >= WAIT_SECONDS]
     if inside:
         one = min(inside, key=lambda collective: collective.begun_ns)
-        of = f" of {one.world_size}" if one.world_size else ""
+        of = f", among {one.world_size} ranks," if one.world_size else ""
         evidence = [f"it has been in {one.op} number {one.sequence}{of} for {case.age(one.begun_ns):.1f} s"]
         evidence.append(f"not there yet: {', '.join(one.behind)}" if one.behind else "no journal shows a rank that is behind")
         return _told(Stall.COLLECTIVE_WAIT, Confidence.HIGH if one.behind else Confidence.MEDIUM, evidence, one.begun_ns, one.behind)
@@ -279,12 +321,13 @@ def _collective(case: Case) -> Verdict | None:
 def _slow(case: Case) -> Verdict | None:
     """Judge what is left: an open operation that is slow or does not move at all, by what its process spends its time on."""
     now = case.now
-    working = [operation for operation in now.operations if operation.operation not in _LOCKING]
+    working = [operation for operation in now.operations if operation.operation not in _LOCKING and not operation.around]
     if not working or case.before is None:
         return None
-    operation = max(working, key=lambda one: one.begun_ns)
-    quiet = case.age(operation.moved_ns if operation.moved_ns is not None else operation.begun_ns)
-    if quiet < WAIT_SECONDS or now.events != case.before.events:
+    # The one that has been quiet for longest: short ones of another thread come and go beside it.
+    operation = min(working, key=_moved_ns)
+    quiet = case.age(_moved_ns(operation))
+    if quiet < WAIT_SECONDS:
         return None
     told = [_doing(case, operation)]
     waits = now.state in ("D", "R") or any(thread.state == "D" for thread in now.threads)
@@ -302,10 +345,26 @@ def _slow(case: Case) -> Verdict | None:
         return _told(Stall.DRIVER_POLL, Confidence.MEDIUM, told, operation.begun_ns)
     if quiet >= now.stall_after_seconds:
         told.append(f"nothing has moved for {quiet:.0f} s, and nothing explains it")
-        if busy >= BUSY_SHARE:
-            told.append(f"its process is busy, with {busy:.0%} of a core in user mode: it may be computing")
+        told += _place(case)
         return _told(Stall.UNKNOWN, Confidence.LOW, told, operation.begun_ns)
     return None
+
+
+def _moved_ns(operation: Open) -> int:
+    return operation.begun_ns if operation.moved_ns is None else operation.moved_ns
+
+
+def _place(case: Case) -> list[str]:
+    """Say what can be said of a process whose stall has no name: how busy it is, and where its main thread waits."""
+    told: list[str] = []
+    busy = case.busy("utime_s") + case.busy("stime_s")
+    if busy >= IDLE_SHARE:
+        told.append(f"its process uses {busy:.0%} of a core: it may be computing")
+    for thread in case.now.threads[:1]:
+        call = f", in system call {thread.syscall}" if (thread.syscall or "").isdigit() else ""
+        if thread.state != "R":
+            told.append(f"its main thread sleeps in {thread.wchan or 'the kernel'}{call}")
+    return told
 
 
 def _doing(case: Case, operation: Open) -> str:

@@ -23,7 +23,10 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """An operation that has begun and not ended. `missing` are ranks that it names as not there yet."""
+    """An operation that has begun and not ended. `missing` are ranks that it names as not there yet.
+
+    `around` is true while another one goes on inside of it: that one moves or does not.
+    """
 
     operation: str
     begun_ns: int
@@ -33,15 +36,20 @@ class Open:
     moved_ns: int | None = None
     detail: str = ""
     missing: tuple[int, ...] = ()
+    around: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a lock: `engine/rank` or `pid N`, and the kernel's letter for its state."""
+    """Who holds a lock: `engine/rank` or `pid N`, and the kernel's letter for its state.
+
+    `waits_for` are those that it itself waits for, `beyond` those that they wait for in turn, the nearest first.
+    """
 
     name: str
     state: str | None = None
     waits_for: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +79,14 @@ class WorkerSample:
     """One worker at `taken_ns`; its processor time, faults and reads are as of `read_ns`."""
 
     taken_ns: int
+    name: str = ""
     read_ns: int | None = None
     liveness: Liveness
     heartbeat_ns: int | None = None
     quiet_ns: int | None = None
     state: str | None = None
     tracer_pid: int | None = None
+    frozen: bool = False
     utime_s: float | None = None
     stime_s: float | None = None
     minflt: int | None = None
@@ -84,9 +94,9 @@ class WorkerSample:
     read_bytes: int | None = None
     threads: tuple[Thread, ...] = ()
     mmap_lock_blocked_seconds: float | None = None
-    events: int = 0
     registered_bytes: int | None = None
     chunks_done: int | None = None
+    progress_ns: int | None = None
     operations: tuple[Open, ...] = ()
     waits: tuple[Wait, ...] = ()
     collectives: tuple[InCollective, ...] = ()
@@ -95,9 +105,13 @@ class WorkerSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample:
-    """The node's counters; pages and events since boot, seconds of pressure since boot."""
+    """The node's counters; pages and events since boot, seconds of pressure since boot.
+
+    `pins_moved_ns` is when pinned or locked pages were last seen to grow, or since when somebody looks, if they were not.
+    """
 
     taken_ns: int
+    pins_moved_ns: int | None = None
     pinned_bytes: int | None = None
     mlocked_bytes: int | None = None
     compactions: int | None = None  # compact_stall + compact_fail: direct compactions, and those that found nothing

@@ -23,7 +23,8 @@ from hwr.units import printable
 MAX_ENGINES: Final = 8
 OTHER: Final = "other"
 DEFAULT: Final = "default"
-_CHARACTERS: Final = 64
+# A label has 64; the number of a second engine of the name must not be cut off.
+_CHARACTERS: Final = 60
 
 _Slot = tuple[str, int]
 

@@ -162,7 +162,7 @@ def _of_the_agent(snapshot: NodeSnapshot) -> dict[str, Values]:
 
 def _readable(directories: Sequence[RunDirectory]) -> bool:
     """Say whether nothing is in the way: one of several places may not exist yet, but not all."""
-    return any(one.readable for one in directories) and all(one.readable or one.problem == ABSENT for one in directories)
+    return any(one.readable for one in directories) and all(one.problem in (None, ABSENT) for one in directories)
 
 
 def _unreadable(texts: Iterable[str]) -> Values:

@@ -17,6 +17,7 @@ from diag.node.collecting import Collected
 from diag.node.runs import Seen
 from diag.node.snapshot import ProcessFacts, ThreadFacts
 from hwr.errors import Unavailable
+from hwr.procfs.cgroup import read_frozen
 from hwr.procfs.io import read_io
 from hwr.procfs.reading import PROC_ROOT
 from hwr.procfs.stat import Stat, read_stat
@@ -67,7 +68,9 @@ class ProcessCollector:
         suspected = frozenset(self._suspects(found)) & found.keys()
         probes = {pid: self._probe(pid) for pid in suspected}
         for pid in suspected:
-            found[pid] = replace(found[pid], threads=self._threads(pid, denied) or found[pid].threads)
+            frozen = read_frozen(pid, self._proc_root)
+            threads = self._threads(pid, denied) or found[pid].threads
+            found[pid] = replace(found[pid], threads=threads, frozen=None if isinstance(frozen, Unavailable) else frozen)
         for pid, probe in probes.items():
             found[pid] = replace(found[pid], mmap_lock_blocked_seconds=probe.blocked_seconds(self._clock()))
         self.unreadable = tuple(sorted(denied))

@@ -70,7 +70,7 @@ class ProcessFacts:
 
     `threads` are those worth naming: the main thread, and with a suspicion every one that runs or waits in the kernel.
     `mmap_lock_blocked_seconds`: how long a bounded read that needs the process's mmap lock has been waiting; 0.0 if it
-    came back at once, None if it was not tried.
+    came back at once, None if it was not tried. `frozen`: whether its control group is (a paused container); None if it was not asked.
     """
 
     pid: int
@@ -91,6 +91,7 @@ class ProcessFacts:
     involuntary_switches: int | None = None
     threads: tuple[ThreadFacts, ...] = ()
     mmap_lock_blocked_seconds: float | None = None
+    frozen: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

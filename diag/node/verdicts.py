@@ -26,6 +26,11 @@ SUSPECT_OPERATION_NS: Final = NS_PER_S
 # Between two readings, whichever of its threads it was: a server spends hundredths of that.
 SUSPECT_KERNEL_SECONDS: Final = 0.1
 _LOCKING: Final = frozenset({Operation.LOCK.value, Operation.ADMISSION.value})
+HOLDS_APART_NS: Final = 5 * NS_PER_S // 2
+# Of a chain of waits; longer ones than the ranks of a node do not exist.
+MAX_CHAIN: Final = 16
+# The count of a rank that was in no collective yet; whether others count from 0 or 1 does not matter then.
+NEVER: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class _Kept:
     sample: WorkerSample
     earlier: WorkerSample | None
     verdict: Verdict
+    seen_ns: int
 
 
 class Judge:
@@ -48,6 +54,7 @@ class Judge:
         self._kernel_seconds: dict[int, float] = {}
         self._waiting_since: dict[tuple[int, str], int] = {}
         self._by_pid: dict[int | None, str] = {}
+        self._waits_for: dict[str, tuple[str, ...]] = {}
 
     def judge(
         self,
@@ -59,7 +66,7 @@ class Judge:
         locks: Sequence[LockFacts],
     ) -> dict[Path, Verdict]:
         """Return a verdict on each worker."""
-        node = _node_sample(taken_ns, kernel)
+        node = self._node_sample(kernel)
         # The same reading twice would look like counters that stand still.
         same = node is not None and self._newest is not None and node.taken_ns == self._newest.taken_ns
         node_before = self._node if same else self._newest
@@ -69,6 +76,7 @@ class Judge:
         self._by_pid = {
             worker.pid: names[worker.directory] for worker in workers if worker.pid == worker.ns_pid and worker.directory in names
         }
+        self._waits_for = self._told_waits(workers, names, waits)
         found: dict[Path, Verdict] = {}
         kept: dict[Path, _Kept] = {}
         for worker in workers:
@@ -80,15 +88,40 @@ class Judge:
             stale = before is not None and sample.read_ns is not None and before.sample.read_ns == sample.read_ns
             earlier = None if before is None else before.earlier if stale else before.sample
             verdict = judge(earlier, sample, node_before, node)
+            seen_ns = taken_ns
+            if before is not None and _between_two_holds(before, verdict, taken_ns):
+                verdict, seen_ns = before.verdict, before.seen_ns
             if before is not None and before.verdict.stall is verdict.stall and before.verdict.since_ns is not None:
                 verdict = replace(verdict, since_ns=min(before.verdict.since_ns, verdict.since_ns or before.verdict.since_ns))
             elif verdict.stall is not Stall.NONE and verdict.since_ns is None:
                 verdict = replace(verdict, since_ns=taken_ns)
-            kept[worker.directory] = _Kept(sample, earlier, verdict)
+            kept[worker.directory] = _Kept(sample, earlier, verdict, seen_ns)
             found[worker.directory] = verdict
         self._kept = kept
         if self._newest is None or node is None or node.taken_ns != self._newest.taken_ns:
             self._node, self._newest = self._newest, node
+        return found
+
+    def _node_sample(self, kernel: KernelFacts | None) -> NodeSample | None:
+        """Take the node's counters, and remember when pages were last seen to be pinned: one quiet second is no stuck driver."""
+        if kernel is None:
+            return None
+        node, newest = _node_sample(kernel), self._newest
+        if newest is None or _grew(newest.pinned_bytes, node.pinned_bytes) or _grew(newest.mlocked_bytes, node.mlocked_bytes):
+            return replace(node, pins_moved_ns=node.taken_ns)
+        return replace(node, pins_moved_ns=newest.pins_moved_ns)
+
+    def _told_waits(
+        self, workers: Sequence[Seen], names: Mapping[Path, str], listed: Mapping[int, tuple[Wait, ...]]
+    ) -> dict[str, tuple[str, ...]]:
+        """Return by worker the holders of the locks that it waits for."""
+        found: dict[str, tuple[str, ...]] = {}
+        for worker in workers:
+            told = [self._lock_wait(operation) for operation in worker.state.ops.values() if operation.operation in _LOCKING]
+            waits = _joined(told, listed.get(worker.pid, ()) if worker.pid is not None else ())
+            holders = tuple(dict.fromkeys(holder.name for wait in waits for holder in wait.holders))
+            if holders and worker.liveness is Liveness.ALIVE and worker.directory in names:
+                found[names[worker.directory]] = holders
         return found
 
     def _dated(self, taken_ns: int, waits: Mapping[int, tuple[Wait, ...]]) -> dict[int, tuple[Wait, ...]]:
@@ -123,6 +156,19 @@ class Judge:
         self._kernel_seconds = seconds
         return frozenset(found)
 
+    def _chained(self, wait: Wait) -> Wait:
+        """Say of each holder whom it waits for in turn, as far as journals and the kernel's table tell."""
+        return replace(wait, holders=tuple(self._followed(holder) for holder in wait.holders))
+
+    def _followed(self, holder: Holder) -> Holder:
+        waits_for = holder.waits_for or self._waits_for.get(holder.name, ())
+        met, beyond, step = {holder.name, *waits_for}, list[str](), waits_for
+        while step and len(beyond) < MAX_CHAIN:
+            step = tuple(dict.fromkeys(name for one in step for name in self._waits_for.get(one, ()) if name not in met))
+            met.update(step)
+            beyond += step
+        return replace(holder, waits_for=waits_for, beyond=tuple(beyond[:MAX_CHAIN]))
+
     def _lock_wait(self, operation: OpenOperation) -> Wait:
         """Take a wait as its journal tells it; the holder is the one that the waiter saw as it began, or looked again."""
         attrs = operation.attrs
@@ -152,12 +198,14 @@ class Judge:
         listed = waits.get(worker.pid, ()) if worker.pid is not None else ()
         return WorkerSample(
             taken_ns=taken_ns,
+            name=names.get(worker.directory, ""),
             read_ns=None if process is None else process.sampled_ns,
             liveness=worker.liveness,
             heartbeat_ns=worker.heartbeat_ns,
             quiet_ns=worker.quiet_ns,
             state=None if process is None else process.state,
             tracer_pid=None if process is None else process.tracer_pid,
+            frozen=process is not None and process.frozen is True,
             utime_s=None if process is None else process.utime_s,
             stime_s=None if process is None else process.stime_s,
             minflt=None if process is None else process.minflt,
@@ -165,19 +213,17 @@ class Judge:
             read_bytes=None if process is None else process.read_bytes,
             threads=() if process is None else tuple(_thread(one) for one in process.threads),
             mmap_lock_blocked_seconds=None if process is None else process.mmap_lock_blocked_seconds,
-            events=state.seq,
             registered_bytes=state.registered_bytes,
             chunks_done=state.registration_chunks_done,
-            operations=tuple(_open(operation) for operation in operations),
-            waits=_joined(told, listed),
+            progress_ns=state.progress_ns,
+            operations=tuple(_open(operation, around) for operation, around in _nested(state.ops)),
+            waits=tuple(self._chained(wait) for wait in _joined(told, listed)),
             collectives=_collectives(worker, names, peers),
             stall_after_seconds=state.stall_after_seconds or self._stall_after,
         )
 
 
-def _node_sample(taken_ns: int, kernel: KernelFacts | None) -> NodeSample | None:
-    if kernel is None:
-        return None
+def _node_sample(kernel: KernelFacts) -> NodeSample:
     counters = kernel.vmstat
 
     def some(resource: str) -> float | None:
@@ -200,11 +246,33 @@ def _node_sample(taken_ns: int, kernel: KernelFacts | None) -> NodeSample | None
     )
 
 
+def _between_two_holds(before: _Kept, verdict: Verdict, taken_ns: int) -> bool:
+    """Whether a look fell between two holds of a lock that is taken again and again: a probe must have waited a while to tell."""
+    return before.verdict.stall is Stall.MMAP_LOCK_HELD and verdict.stall is Stall.NONE and taken_ns - before.seen_ns <= HOLDS_APART_NS
+
+
+def _grew(before: int | None, now: int | None) -> bool:
+    """Whether a counter grew; one that was not known before is watched from now on."""
+    return now is not None and (before is None or now > before)
+
+
 def _thread(one: Any) -> Thread:
     return Thread(tid=one.tid, name=one.name, state=one.state, wchan=one.wchan, syscall=one.syscall)
 
 
-def _open(operation: OpenOperation) -> Open:
+def _nested(ops: Mapping[str, OpenOperation]) -> list[tuple[OpenOperation, bool]]:
+    """Return the operations that have a name, and of each whether another one of them goes on inside."""
+    named = {op: operation for op, operation in ops.items() if operation.operation is not None}
+    around: set[str] = set()
+    for operation in named.values():
+        above, steps = operation.parent, 0
+        while above is not None and above not in around and steps < len(ops):  # a journal may say that two contain each other
+            around.add(above)
+            above, steps = (ops[above].parent if above in ops else None), steps + 1
+    return [(operation, op in around) for op, operation in named.items()]
+
+
+def _open(operation: OpenOperation, around: bool) -> Open:
     attrs = operation.attrs
     missing = attrs.get("missing")
     return Open(
@@ -216,6 +284,7 @@ def _open(operation: OpenOperation) -> Open:
         moved_ns=operation.progress_ns,
         detail=_detail(attrs),
         missing=tuple(rank for rank in missing if type(rank) is int) if isinstance(missing, list) else (),
+        around=around,
     )
 
 
@@ -288,17 +357,31 @@ _Sequences = dict[tuple[str, str], dict[int, tuple[str, int]]]
 
 
 def _sequences(workers: Sequence[Seen], names: Mapping[Path, str]) -> _Sequences:
-    """Return by engine and collective how far each rank is: its name and its count."""
+    """Return by engine and collective how far each rank is: its name and its count.
+
+    In a group that has room for every rank that is seen, one that was never in this collective has a place too, before the first.
+    """
     found: _Sequences = {}
+    ranks: dict[str, dict[int, str]] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for worker in sorted(workers, key=lambda one: one.start_ns):
         if worker.role is Role.AGENT or worker.liveness is Liveness.EXITED:
             continue
         name = names.get(worker.directory, "")
         engine = name.rpartition("/")[0]
+        if worker.role is Role.WORKER and name:
+            ranks.setdefault(engine, {})[worker.rank] = name
         for op, told in worker.state.collectives.items():
-            sequence = told.get("sequence") if isinstance(told, dict) else None
+            sequence, size = (told.get("sequence"), told.get("world_size")) if isinstance(told, dict) else (None, None)
             if type(sequence) is int:
                 found.setdefault((engine, op), {})[worker.rank] = (name, sequence)
+            if type(size) is int:
+                sizes[engine, op] = max(size, sizes.get((engine, op), 0))
+    for (engine, op), counts in found.items():
+        members = ranks.get(engine, {})
+        if len(members) <= sizes.get((engine, op), 0):
+            for rank, name in members.items():
+                counts.setdefault(rank, (name, NEVER))
     return found
 
 

@@ -173,9 +173,8 @@ class NodeWatch:
             if path == self._places[0]:
                 self._find_places()
             found = watch.collect()
-            # A directory that does not exist is an answer; one that may not be read is a failure.
-            absent = found.directory.problem == ABSENT
-            return Collected(found, None if found.directory.readable or absent else found.directory.problem)
+            # A directory that does not exist is an answer; one of which a part may not be read is a failure.
+            return Collected(found, None if found.directory.problem == ABSENT else found.directory.problem)
 
         self._add(CollectorName.RUNS, collect, target=str(path), interval=1.0, deadline=5.0)
 
@@ -232,6 +231,8 @@ class NodeWatch:
 
     def _unreadable(self) -> tuple[str, ...]:
         found = [text for reader in self._readers for text in getattr(reader, "unreadable", ())]
+        denied = [runs.directory.path for runs in self._values(CollectorName.RUNS) if "EACCES" in (runs.directory.problem or "")]
+        found += [f"runs: journals of other users in {path}: needs their group, or CAP_DAC_READ_SEARCH" for path in denied]
         if self._roots.left_out:
             found.append(f"store: {len(self._roots.left_out)} roots beyond the first {MAX_DOMAINS}: {', '.join(self._roots.left_out[:3])}")
         return tuple(dict.fromkeys(found))

@@ -161,6 +161,40 @@ def read_memory_groups(
     return tuple(group for group in map(read, levels) if group is not None)
 
 
+def read_frozen(pid: Pid, proc_root: Path = PROC_ROOT, cgroup_root: Path = CGROUP_ROOT) -> bool | Unavailable:
+    """Ask whether the group of a process is frozen, itself or by one above it: then none of its threads runs, in whichever state they show.
+
+    Version 1 says so in freezer.state, version 2 in cgroup.events.
+    """
+    text = read_text(proc_root / str(pid) / "cgroup")
+    mounts = read_mountinfo(pid, proc_root)
+    if isinstance(text, Unavailable):
+        return text
+    if isinstance(mounts, Unavailable):
+        return mounts
+    answer: bool | Unavailable = Unavailable("cgroup: no freezer shows here")
+    for membership in parse_cgroup(text):
+        if membership.hierarchy == 0:
+            hierarchy, name, word = [mount for mount in mounts if mount.fstype == "cgroup2"], "cgroup.events", b"frozen 1"
+        elif "freezer" in membership.controllers:
+            hierarchy = [mount for mount in mounts if mount.fstype == "cgroup" and "freezer" in mount.super_options]
+            name, word = "freezer.state", b"FROZEN"
+        else:
+            continue
+        place = _place(membership.path, hierarchy)
+        if isinstance(place, Unavailable):
+            continue
+        file = _rooted(place[0].mount_point, cgroup_root) / place[1] / name
+        told = read_text(file)
+        if not isinstance(told, Unavailable):
+            if word in complete_lines(told):
+                return True
+            answer = False
+        elif _absent(file) and not _absent(file.parent):  # the root has no such file: it cannot be frozen
+            answer = False
+    return answer
+
+
 def _place(path: str, hierarchy: Sequence[Mount]) -> tuple[Mount, PurePosixPath] | Unavailable:
     """Find the mount that shows a group with the most levels above it, and the group's path below that mount."""
     wanted = PurePosixPath(path)

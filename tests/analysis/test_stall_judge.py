@@ -64,7 +64,11 @@ RWSEM = (Thread(tid=9, name="loader", state="D", wchan="rwsem_down_read_slowpath
         pytest.param("none", "high", sample(1), sample(liveness=Liveness.EXITED), None, None, "", id="ended in order"),
         pytest.param("dead", "high", sample(1), sample(liveness=Liveness.DEAD, quiet_ns=NOW - 2 * S), None, None, "2.0 s", id="killed"),
         pytest.param("stopped", "high", sample(1), sample(state="T"), None, None, "state T", id="stopped by a signal"),
-        pytest.param("stopped", "high", sample(1), sample(state="t", tracer_pid=42), None, None, "pid 42", id="traced"),
+        pytest.param(
+            "stopped", "high", sample(1), sample(state="t", tracer_pid=42, heartbeat_ns=NOW - 2 * S), None, None, "pid 42", id="traced"
+        ),
+        pytest.param("none", "high", sample(1), sample(state="t", tracer_pid=42), None, None, "", id="traced, and running between calls"),
+        pytest.param("stopped", "high", sample(1), sample(state="D", frozen=True), None, None, "frozen", id="a paused container"),
         pytest.param("gil_held", "high", sample(1), sample(heartbeat_ns=NOW - 4 * S), None, None, "no beat for 4.0 s", id="asleep in C"),
         pytest.param(
             "gil_held", "high", sample(1), sample(heartbeat_ns=NOW - 4 * S, state="R", threads=RUNNING), None, None, "runs", id="busy in C"
@@ -111,6 +115,16 @@ RWSEM = (Thread(tid=9, name="loader", state="D", wchan="rwsem_down_read_slowpath
             None,
             "default/1 itself waits for default/2",
             id="a chain",
+        ),
+        pytest.param(
+            "lock_wait",
+            "high",
+            sample(1),
+            sample(name="default/0", waits=(wait(3.1, Holder(name="default/1", waits_for=("default/2",), beyond=("default/0",))),)),
+            None,
+            None,
+            "and so on, to default/0: none of them can go on",
+            id="a cycle of three",
         ),
         pytest.param("none", "high", sample(1), sample(waits=(wait(0.4),)), None, None, "", id="a lock that is just taken"),
         pytest.param(
@@ -224,6 +238,17 @@ def test_each_class_has_its_evidence(
     assert bool(verdict.evidence) == (verdict.stall is not Stall.NONE)
 
 
+def test_who_waits_for_the_interpreter_is_not_named_as_its_holder() -> None:
+    """A thread on a futex waits; another that sleeps elsewhere may be the one, and more is not claimed."""
+    waiter = Thread(tid=7, name="python", state="S", wchan="futex_do_wait")
+    sleeper = Thread(tid=8, name="loader", state="S", wchan="hrtimer_nanosleep")
+    verdict = judge(sample(1), sample(heartbeat_ns=NOW - 4 * S, threads=(waiter, sleeper)))
+    told = "; ".join(verdict.evidence)
+    assert verdict.stall is Stall.GIL_HELD
+    assert "thread 8 (loader) sleeps in hrtimer_nanosleep and may hold" in told
+    assert "thread 7" not in told
+
+
 STALE = {"heartbeat_ns": NOW - 60 * S, "waits": (wait(60.0, Holder(name="default/1")),), "operations": (CHECKSUM, CHUNK)}
 
 
@@ -259,6 +284,33 @@ def test_a_slow_thing_is_not_called_stuck_and_a_stuck_one_soon_is() -> None:
     assert moving.stall is Stall.PIN_ADVANCING
 
 
+def test_a_pause_of_the_counters_is_no_stuck_driver() -> None:
+    """However old the call is: what counts is since when nothing has moved, and that is also where the stall begins."""
+    old = sample(operations=(replace(CHUNK, begun_ns=NOW - 900 * S),))
+    told = [judge(sample(1), old, node(1), node(pins_moved_ns=NOW - int(quiet * S))) for quiet in (1.0, 4.0, 31.0)]
+    assert [(verdict.stall, verdict.confidence) for verdict in told] == [
+        (Stall.PIN_ADVANCING, Confidence.LOW),
+        (Stall.PIN_STUCK, Confidence.LOW),
+        (Stall.PIN_STUCK, Confidence.HIGH),
+    ]
+    assert [verdict.since_ns for verdict in told[1:]] == [NOW - 4 * S, NOW - 31 * S]
+
+
+def test_between_two_chunks_the_registration_is_as_quiet_as_its_last_sign() -> None:
+    """The age of the whole registration says nothing: only from its last chunk on it may be stuck."""
+    register = opened(Operation.REGISTER, 60.0)
+    assert judge(sample(1), sample(operations=(register,), progress_ns=NOW - S), node(1), node()).stall is Stall.PIN_ADVANCING
+    assert judge(sample(1), sample(operations=(register,), progress_ns=NOW - 5 * S), node(1), node()).stall is Stall.PIN_STUCK
+
+
+@pytest.mark.parametrize("counters", [None, node(pinned_bytes=None, mlocked_bytes=None), node(9)], ids=["unread", "untold", "old"])
+def test_counters_that_are_not_known_do_not_stand_still(counters: NodeSample | None) -> None:
+    """Nothing is claimed of them, and without them no age of a call makes sure."""
+    verdict = judge(sample(1), sample(operations=(replace(CHUNK, begun_ns=NOW - 40 * S),)), counters, counters)
+    assert (verdict.stall, verdict.confidence) == (Stall.PIN_STUCK, Confidence.LOW)
+    assert "counters of pinned pages are not known" in verdict.evidence[-1]
+
+
 def test_the_worker_says_what_long_means() -> None:
     """`hwr_stall_after_seconds` of the worker decides when nothing that moves is worth a word."""
     quiet = opened(Operation.PUBLISH, 8.0)
@@ -271,6 +323,7 @@ def test_a_first_look_has_no_rates_and_still_sees_what_the_kernel_says() -> None
     assert judge(None, sample(state="T")).stall is Stall.STOPPED
     assert judge(None, sample(heartbeat_ns=NOW - int((BEAT_LATE_SECONDS + 1) * S))).stall is Stall.GIL_HELD
     assert judge(None, sample(operations=(CHECKSUM,))).stall is Stall.NONE
+    assert judge(None, sample(operations=(replace(CHUNK, begun_ns=NOW - 900 * S),)), None, node()).stall is Stall.PIN_ADVANCING
 
 
 def test_each_class_has_a_section_in_the_runbook() -> None:

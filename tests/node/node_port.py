@@ -18,7 +18,7 @@ from diag.node.snapshot import NodeSnapshot
 from diag.node.webconfig import WebConfig
 from hwr.telemetry.clock import boot_ns
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 30.0
 
 
 def node(workers: int = 2, artifacts: int = 3) -> NodeSnapshot:

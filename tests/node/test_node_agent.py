@@ -222,6 +222,27 @@ def test_collectors_without_permission_say_so_once(open_place: Path, started: li
     until(lambda: any("CAP_SYS_PTRACE" in text for text in agent.startupz()["unreadable"]), "what is missing is named")
 
 
+def test_journals_that_may_not_be_read_are_named(open_place: Path, started: list[Agent | PlainWorker]) -> None:
+    """Another user's runs are closed to this one: said once, counted, and no success."""
+    if os.geteuid():
+        pytest.skip("needs root")
+    run_dir = open_place / "run"
+    run_dir.mkdir()
+    worker = PlainWorker(run_dir)
+    started.append(worker)
+    worker.do(EVENT)
+    run_dir.chmod(0o777)
+    for path in run_dir.iterdir():
+        path.chmod(0o700)
+    agent = Agent(run_dir, prefix=["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]).ready()
+    started.append(agent)
+    until(lambda: any("CAP_DAC_READ_SEARCH" in text for text in agent.startupz()["unreadable"]), "it is named")
+    expected = {("hwr_run_dir_readable", ()): 0.0, ("hwr_unreadable", (("collector", "runs"),)): 1.0}
+    until(lambda: expected.items() <= agent.metrics().items(), "it is counted")
+    (row,) = [row for row in agent.startupz()["collectors"] if row["name"] == "runs"]
+    assert "EACCES" in row["problem"]
+
+
 def test_an_open_address_is_warned_of(tmp_path: Path, started: list[Agent | PlainWorker]) -> None:
     """Loopback is silent; an address that others reach, without TLS and passwords, is one line on standard error."""
     inside = Agent(tmp_path)

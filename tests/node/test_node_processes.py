@@ -168,3 +168,23 @@ def test_eight_idle_workers_cost_little(start: Callable[..., Child]) -> None:
         collector.collect()
     per_worker = (time.thread_time() - begun) / 100 / len(pids)
     assert per_worker < 0.0005
+
+
+def test_a_frozen_group_is_told(start: Callable[..., Child]) -> None:
+    """A paused container's process is in no state that says so: its group's freezer does."""
+    freezer = Path("/sys/fs/cgroup/freezer")
+    if os.geteuid() or not freezer.is_dir():
+        pytest.skip("needs root and a version 1 freezer")
+    child = start("import time")
+    group = freezer / f"hwr-test-{child.pid}"
+    group.mkdir()
+    try:
+        assert collected(child.pid, suspects=(child.pid,))[child.pid].frozen is False
+        (group / "cgroup.procs").write_text(str(child.pid))
+        (group / "freezer.state").write_text("FROZEN")
+        until(lambda: collected(child.pid, suspects=(child.pid,))[child.pid].frozen, "it is frozen")
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        (freezer / "cgroup.procs").write_text(str(child.pid))
+        until(lambda: not (group / "cgroup.procs").read_text(), "the group is empty")
+        group.rmdir()

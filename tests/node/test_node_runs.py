@@ -131,7 +131,10 @@ def test_what_a_worker_wrote_last_is_read_after_its_death(
 def test_what_is_found_after_the_first_look_at_the_dead_is_read_too(tmp_path: Path, watch: Callable[..., RunWatch]) -> None:
     """It may have written between our reading and its end: only who was gone before, and has no more to read, is let be."""
     directory, watching = worker(tmp_path), watch()
-    assert by_rank(watching.collect()).liveness is Liveness.DEAD
+    with living(directory):
+        watching.collect()
+        assert by_rank(watching.collect()).liveness is Liveness.ALIVE
+    assert by_rank(watching.collect()).liveness is Liveness.DEAD  # a look that had nothing to read
     with (directory / segment_name(1)).open("ab") as journal:
         journal.write(event(2))
     assert by_rank(watching.collect()).state.seq == 2

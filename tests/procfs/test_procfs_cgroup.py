@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hwr.errors import Unavailable
-from hwr.procfs.cgroup import Membership, MemoryGroup, parse_cgroup, parse_limit, parse_memory_stat, read_memory_groups
+from hwr.procfs.cgroup import Membership, MemoryGroup, parse_cgroup, parse_limit, parse_memory_stat, read_frozen, read_memory_groups
 
 NO_LIMIT_V1 = 9223372036854771712
 PLAIN_V2 = b"31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -283,3 +283,24 @@ def test_lines_of_membership():
 
 def test_lines_of_memory_stat():
     assert parse_memory_stat(b"a 1\nb x\nc 2 3\nd 4\ne 5") == {"a": 1, "d": 4}
+
+
+@pytest.mark.parametrize(("events", "frozen"), [("populated 1\nfrozen 1\n", True), ("populated 1\nfrozen 0\n", False)])
+def test_a_group_of_version_2_says_whether_it_is_frozen(tmp_path: Path, events: str, frozen: bool) -> None:
+    """cgroup.events of the process's own group, which says it for those above too."""
+    machine = Machine(tmp_path)
+    machine.process(b"0::/pod/worker\n", PLAIN_V2)
+    group = machine.cgroup / "pod/worker"
+    group.mkdir(parents=True)
+    (group / "cgroup.events").write_text(events)
+    assert read_frozen("self", machine.proc, machine.cgroup) is frozen
+
+
+def test_the_root_of_a_freezer_cannot_be_frozen(tmp_path: Path) -> None:
+    """It has no file that could say so; without any freezer nothing is known."""
+    machine = Machine(tmp_path)
+    machine.process(b"6:freezer:/\n", b"37 31 0:34 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n")
+    (machine.cgroup / "freezer").mkdir()
+    assert read_frozen("self", machine.proc, machine.cgroup) is False
+    machine.process(b"6:cpu:/\n", b"37 31 0:34 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n")
+    assert isinstance(read_frozen("self", machine.proc, machine.cgroup), Unavailable)
